@@ -1,0 +1,48 @@
+# Every target does its own set-up in .venv, from constraints.txt, and is cheap when repeated.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# One thread per process: the same bits on every machine, and parallel tests do not fight for the cores.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export MPLBACKEND := Agg
+ARGS ?=
+
+.PHONY: help verify test figures bench lint docs clean
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/base.stamp: pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/all.stamp: $(VENV)/base.stamp
+	@echo "installing the extras (about 2.5 GB, once) ..."
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[real,gpu,sweep,docs,test]'
+	@touch $@
+
+verify: $(VENV)/base.stamp ## check every claim on the embedded real cache and synthetic ones; report/index.html  (ARGS="--budget full")
+	$(RUN) -m kvtheory verify $(ARGS)
+
+test: $(VENV)/all.stamp ## the property-based tests
+	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
+
+figures: $(VENV)/base.stamp ## draw all figures from the saved results of `make verify`
+	@test -f report/ledger.json || $(RUN) -m kvtheory verify --no-figures
+	$(RUN) -m kvtheory figures $(ARGS)
+
+bench: $(VENV)/all.stamp ## speed against peers, ratios from one run
+	for script in benchmarks/*.py; do echo "== $$script"; $(RUN) $$script $(ARGS) || exit 1; done
+
+lint: $(VENV)/all.stamp ## ruff, mypy, import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/all.stamp ## HTML documentation in docs/_build
+	$(RUN) -m sphinx -q -W -b html docs docs/_build
+
+clean: ## remove the virtual environment and everything generated
+	rm -rf $(VENV) report docs/_build
