@@ -1,0 +1,8 @@
+"""The records that everything stands on: Layer, Cache, Decoded, Rope (kvtheory design, section 4)."""
+
+from kvtheory.layer.decoded import Decoded
+from kvtheory.layer.record import Head, Layer
+from kvtheory.layer.rope import Rope
+from kvtheory.layer.store import Cache
+
+__all__ = ["Cache", "Decoded", "Head", "Layer", "Rope"]

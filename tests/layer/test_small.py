@@ -1,0 +1,57 @@
+"""Random streams and intervals: keyed apart, covering what they say."""
+
+import numpy as np
+import pytest
+
+from kvtheory.randomness import generator, raw_words
+from kvtheory.statistics import geometric_mean_interval, mean_interval, proportion_interval, slope_interval
+
+
+def test_streams_are_keyed_by_seed_and_purpose():
+    words = raw_words(0, "rotation", 4)
+    assert words.dtype == np.uint64 and words.tolist() == raw_words(0, "rotation", 4).tolist()
+    assert not set(words.tolist()) & set(raw_words(0, "data", 4).tolist()) & set(raw_words(1, "rotation", 4).tolist())
+    assert generator(0, "a").random() != generator(0, "b").random()
+    # frozen: bytes of streams depend on these words
+    assert [hex(w) for w in words] == FROZEN
+    with pytest.raises(TypeError, match="seed: expected an int, got float"):
+        generator(0.5, "x")
+
+
+FROZEN = ["0x77dd94413b146295", "0xf6128244af740a2e", "0x8024aa30d6aad1f7", "0xb608dd7969cd580d"]
+
+
+@pytest.mark.parametrize("make", [lambda rng: rng.standard_normal(200) + 3, lambda rng: rng.exponential(3, 200)])
+def test_mean_interval_covers_at_its_level(make):
+    rng = np.random.default_rng(0)
+    hits = [i.low <= 3 <= i.high for i in (mean_interval(make(rng), 0.9) for _ in range(2000))]
+    assert 0.87 < np.mean(hits) < 0.93
+
+
+def test_slope_interval_recovers_a_slope_from_dependent_points():
+    rng = np.random.default_rng(1)
+    x = np.linspace(0, 1, 5)
+    curves = 2 * x + rng.standard_normal((300, 1)) + 0.1 * rng.standard_normal((300, 5))
+    found = slope_interval(x, curves, 0.999)
+    assert found.low < 2 < found.high and found.high - found.low < 0.1
+
+
+def test_proportion_interval_is_exact():
+    zero = proportion_interval(20, 20, 0.95)
+    assert zero.high == 1 and zero.low == pytest.approx(0.025 ** (1 / 20), rel=1e-9)
+    assert proportion_interval(0, 10, 0.95).low == 0
+    p, n, rng = 0.1, 30, np.random.default_rng(2)
+    intervals = [proportion_interval(int(k), n, 0.9) for k in rng.binomial(n, p, 3000)]
+    assert np.mean([i.low <= p <= i.high for i in intervals]) >= 0.9
+
+
+def test_geometric_mean_and_bad_arguments():
+    assert geometric_mean_interval([1.0, 4.0, 2.0], 0.5).estimate == pytest.approx(2)
+    for call in (
+        lambda: mean_interval([1.0], 0.9),
+        lambda: mean_interval([1, 2], 1.0),
+        lambda: geometric_mean_interval([0.0, 1], 0.9),
+    ):
+        with pytest.raises(ValueError, match=r"samples|level"):
+            call()
+    assert mean_interval([2.0, 2.0, 2.0], 0.9).low == 2.0 and mean_interval([1, 2], 0.9).scaled(2).estimate == 3
