@@ -1,0 +1,8 @@
+"""`python -m figures` = `kvtheory figures`. Started by name: nothing imports the command line, which stands on top."""
+
+import runpy
+import sys
+
+if __name__ == "__main__":
+    sys.argv[:] = ["kvtheory", "figures", *sys.argv[1:]]
+    runpy.run_module("kvtheory", run_name="__main__", alter_sys=False)

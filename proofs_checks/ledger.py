@@ -1,0 +1,213 @@
+"""The ledger on disk: one JSON record per claim as it finishes, `ledger.json` of them all, figure data beside them.
+
+Layout of the output folder: `ledger.json`, `claims/<id>.json` (what `--resume` continues from), `data/<figure>/<claim>.json`
+(what `kvtheory figures` draws from). Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvtheory
+from kvtheory.statistics import Interval
+from proofs_checks.claim import Claim, Verdict
+from proofs_checks.context import FAMILY_LEVEL, Context
+from proofs_checks.evidence import Evidence
+from proofs_checks.papers import PAPERS
+from proofs_checks.run import Outcome
+
+SCHEMA_VERSION = 1
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: fractions as text, NumPy as numbers and lists, NaN and infinities as text."""
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Interval):
+        return {
+            "estimate": plain(value.estimate),
+            "low": plain(value.low),
+            "high": plain(value.high),
+            "level": value.level,
+        }
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic: a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def source_digest() -> str:
+    """SHA-256 of all source files of kvtheory, reference and proofs_checks: a run is continued only under the same sources."""
+    import proofs_checks
+    import reference
+
+    digest = hashlib.sha256()
+    for package in (kvtheory, reference, proofs_checks):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(
+            p for p in root.rglob("*") if p.suffix in (".py", ".html", ".json", ".safetensors") and p.is_file()
+        ):
+            digest.update(f"{package.__name__}/{path.relative_to(root)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def cache_digest(context: Context) -> str | None:
+    """SHA-256 of the real cache's numbers, or None: the same file under another name is the same cache."""
+    if context.cache is None:
+        return None
+    digest = hashlib.sha256()
+    for layer in context.cache:
+        for array in (layer.keys, layer.values, layer.queries, layer.output_proj, layer.query_positions):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def run_key(context: Context) -> dict[str, Any]:
+    """What must be equal for two runs to give the same ledger."""
+    return {"seed": context.seed, "budget": context.budget, "cache": cache_digest(context), "sources": source_digest()}
+
+
+def _evidence(e: Evidence) -> dict[str, Any]:
+    record = {name: plain(getattr(e, name)) for name in e.__dataclass_fields__}
+    return {name: value for name, value in record.items() if value is not None or name == "agrees"} | (
+        {"details": record["details"]} if e.details else {}
+    )
+
+
+def claim_record(outcome: Outcome) -> dict[str, Any]:
+    """One claim as in kvtheory design, section 6; schema in proofs_checks/ledger.schema.json."""
+    claim = outcome.claim
+    return {
+        "id": claim.id,
+        "paper": claim.paper,
+        "section": claim.section,
+        "statement": claim.statement,
+        "formula": claim.formula,
+        "assumptions": list(claim.assumptions),
+        "functions": dict(claim.functions),
+        "correction": claim.correction,
+        "figure": claim.figure,
+        "expected": str(claim.expected),
+        "verdict": str(outcome.verdict),
+        "as_expected": outcome.as_expected,
+        "evidence": [_evidence(e) for e in outcome.evidence],
+        "not_run": [{"missing": n.missing, "how": n.how} for n in outcome.not_run],
+        "mutants": [
+            {"name": m.name, "refuted": m.refuted, "verdict": None if m.verdict is None else str(m.verdict), "by": m.by}
+            for m in outcome.mutants
+        ],
+        "error": outcome.error,
+        "seconds": round(outcome.seconds, 3),
+    }
+
+
+def _file(claim_id: str) -> str:
+    return claim_id.replace("/", "--") + ".json"
+
+
+class Store:
+    """The output folder of one run."""
+
+    def __init__(self, out: Path, context: Context, *, resume: bool) -> None:
+        self.out, self.context, self.key = out, context, run_key(context)
+        self.records: dict[str, dict[str, Any]] = {}
+        started = out / "claims"
+        if resume:
+            if not started.is_dir():
+                raise ValueError(f"--resume {out}: no interrupted run there (it has no claims/ folder)")
+            for path in sorted(started.glob("*.json")):
+                saved = json.loads(path.read_text(encoding="utf-8"))
+                if saved["run"] != self.key:
+                    changed = [k for k in self.key if saved["run"].get(k) != self.key[k]]
+                    raise ValueError(
+                        f"--resume {out}: {', '.join(changed)} changed since that run; start anew without --resume"
+                    )
+                self.records[saved["claim"]["id"]] = saved["claim"]
+        else:
+            for path in [*started.glob("*.json"), *(out / "data").glob("*/*.json")]:
+                path.unlink()
+            (out / "ledger.json").unlink(missing_ok=True)
+        started.mkdir(parents=True, exist_ok=True)
+
+    def add(self, outcome: Outcome) -> dict[str, Any]:
+        """Keep one finished claim and the data of its pictures."""
+        record = claim_record(outcome)
+        for picture in outcome.pictures:
+            write_json(
+                self.out / "data" / picture.figure / _file(outcome.claim.id),
+                {"claim": outcome.claim.id, "figure": picture.figure, "run": self.key, "data": plain(picture.data)},
+            )
+        write_json(self.out / "claims" / _file(outcome.claim.id), {"run": self.key, "claim": record})
+        self.records[outcome.claim.id] = record
+        return record
+
+    def finish(self, claims: Sequence[Claim], registered: int) -> dict[str, Any]:
+        """Write ledger.json; what was not run and what differs stand first in no list of it, but `claims` keeps the ledger's order."""
+        import scipy
+
+        records = [self.records[c.id] for c in claims if c.id in self.records]
+        ledger = {
+            "schema": SCHEMA_VERSION,
+            "kvtheory": kvtheory.__version__,
+            "run": self.key,
+            "cache_name": self.context.cache_name,
+            "cache_meta": plain(self.context.cache.meta) if self.context.cache is not None else {},
+            "family_level": FAMILY_LEVEL,
+            "registered_claims": registered,
+            "versions": {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__},
+            "papers": {key: dict(paper._asdict()) for key, paper in PAPERS.items()},
+            "claims": records,
+        }
+        write_json(self.out / "ledger.json", ledger)
+        return ledger
+
+
+def succeeded(ledger: dict[str, Any]) -> bool:
+    """Whether every verdict is the expected one (or not run) and no mutant survived."""
+    return all(record["as_expected"] for record in ledger["claims"])
+
+
+def order_for_reading(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Not run first, then what differs from expectation, then the rest in the ledger's order."""
+
+    def rank(record: dict[str, Any]) -> int:
+        return 0 if record["verdict"] == Verdict.NOT_RUN else (2 if record["as_expected"] else 1)
+
+    return sorted(records, key=rank)

@@ -1,0 +1,38 @@
+"""The papers whose claims the ledger checks."""
+
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    title: str
+    authors: str
+    date: str
+    url: str
+
+
+PAPERS = {
+    "2608.14191": Paper(
+        "KV Cache Compression Through the Lens of Transform Coding",
+        "H. Laus, C. Mayrink Verdun, H. Wang, F. du Pin Calmon, F. Krahmer",
+        "2026-08-14",
+        "https://arxiv.org/abs/2608.14191",
+    ),
+    "2604.15356": Paper(
+        "Sequential KV Cache Compression via Probabilistic Language Tries: Beyond the Per-Vector Shannon Limit",
+        "G. Magarshak",
+        "2026-04-10",
+        "https://arxiv.org/abs/2604.15356",
+    ),
+    "2607.01520": Paper(
+        "The risk of KV cache compression",
+        "L. Haverbeck, C. Amo Alonso, A. F. Posada-Moreno, S. Trimpe, M. Pavone",
+        "2026-07-01",
+        "https://arxiv.org/abs/2607.01520",
+    ),
+    "2504.19874": Paper(
+        "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
+        "A. Zandieh, M. Daliri, M. Hadian, V. Mirrokni",
+        "2025-04-28",
+        "https://arxiv.org/abs/2504.19874",
+    ),
+}
