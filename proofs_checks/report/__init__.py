@@ -1,0 +1,55 @@
+"""The ledger as one self-contained HTML page: no script, no network, pictures inline."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from proofs_checks.ledger import order_for_reading
+from proofs_checks.terminal import headline, mutants_line, number
+
+
+def _inline(path: Path) -> str:
+    """An SVG as markup with ids of its own, a PNG as a data URL."""
+    if path.suffix == ".svg":
+        svg = re.sub(r"^.*?(?=<svg)", "", path.read_text(encoding="utf-8"), flags=re.S)
+        # ids must stay unique on a page that holds several figures
+        prefix = re.sub(r"\W", "-", path.stem)
+        svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+        svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}-\2"', svg)
+        return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
+    return f'<img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+
+
+def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
+    """HTML of the ledger. figures: name -> (file, caption), those that were drawn."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("proofs_checks", "report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters.update(number=number, headline=headline, mutants=mutants_line)
+    pictures = {name: (_inline(path), caption) for name, (path, caption) in figures.items()}
+    by_paper = {
+        key: [r for r in ledger["claims"] if r["paper"] == key]
+        for key in dict.fromkeys(r["paper"] for r in ledger["claims"])
+    }
+    return environment.get_template("ledger.html").render(
+        ledger=ledger, records=order_for_reading(ledger["claims"]), by_paper=by_paper, pictures=pictures
+    )
+
+
+def write(path: Path, ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> None:
+    """Render to `path`, whole or not at all."""
+    text = render(ledger, figures)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(scratch, 0o644)
+    os.replace(scratch, path)
