@@ -1,0 +1,146 @@
+"""What the checks of this package measure with; nothing here is shared with kvtheory.quantization.
+
+Cell moments of the Beta law in incomplete beta functions (the library integrates in the angle), adaptive quadrature of the
+density as printed, plain Lloyd iteration (the library runs Newton), random codes by order statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+from scipy.integrate import quad
+
+Array = NDArray[np.float64]
+PRINTED_BITS = (1, 2, 3, 4)
+
+
+def beta_moments(dim: int, thresholds: Array) -> tuple[Array, Array, Array]:
+    """Integrals of f, x f and x^2 f over the cells cut by `thresholds`, f = C (1 - x^2)^{(d-3)/2}, in closed form.
+
+    int_0^x f = I_{x^2}(1/2, (d-1)/2) / 2,   int_x^1 t f = C/(d-1) (1 - x^2)^{(d-1)/2},   int_0^x t^2 f = I_{x^2}(3/2, (d-1)/2) / (2d)
+    """
+    x = np.concatenate([[-1.0], thresholds, [1.0]])
+    c = np.exp(special.gammaln(dim / 2) - special.gammaln((dim - 1) / 2)) / np.sqrt(np.pi)
+    mass = 0.5 * np.sign(x) * special.betainc(0.5, (dim - 1) / 2, x * x)
+    first = -c / (dim - 1) * ((1 - x) * (1 + x)) ** ((dim - 1) / 2)
+    second = np.sign(x) / (2 * dim) * special.betainc(1.5, (dim - 1) / 2, x * x)
+    return np.diff(mass), np.diff(first), np.diff(second)
+
+
+def beta_distortion(dim: int, points: Array) -> tuple[float, float]:
+    """(d E (x - q(x))^2, largest |point - centroid| sqrt d) of the nearest-point quantiser, by `beta_moments`."""
+    mass, first, second = beta_moments(dim, 0.5 * (points[:-1] + points[1:]))
+    held = mass > 0
+    off = np.abs(points[held] - first[held] / mass[held]).max() * np.sqrt(dim)
+    return float(dim * (second - 2 * points * first + points**2 * mass).sum()), float(off)
+
+
+def beta_distortion_by_quad(dim: int, points: Array) -> float:
+    """The same distortion, cell by cell, by adaptive quadrature of the density as the paper prints it."""
+    c = special.gamma(dim / 2) / (np.sqrt(np.pi) * special.gamma((dim - 1) / 2))
+    edges = np.concatenate([[-1.0], 0.5 * (points[:-1] + points[1:]), [1.0]])
+
+    def cell(low: float, high: float, point: float) -> float:
+        # beyond 12 standard deviations there is nothing for quad to find
+        low, high = (float(np.clip(end, -12 / np.sqrt(dim), 12 / np.sqrt(dim))) for end in (low, high))
+        square, _ = quad(
+            lambda x: (x - point) ** 2 * c * (1 - x * x) ** ((dim - 3) / 2), low, high, epsabs=0, epsrel=1e-11
+        )
+        return float(square)
+
+    return dim * sum(cell(*ends) for ends in zip(edges[:-1], edges[1:], points))
+
+
+def best_by_lloyd(dim: int, size: int, rng: np.random.Generator, starts: int) -> float:
+    """Least d E (x - q(x))^2 that plain Lloyd iteration reaches from random starts."""
+    best = np.inf
+    for _ in range(starts):
+        points = np.sort(rng.standard_normal(size)) / np.sqrt(dim)
+        for _ in range(1500):
+            mass, first, _ = beta_moments(dim, 0.5 * (points[:-1] + points[1:]))
+            moved = np.where(mass > 1e-300, first / np.maximum(mass, 1e-300), points)
+            if np.abs(moved - points).max() < 1e-13:
+                break
+            points = moved
+        best = min(best, beta_distortion(dim, points)[0])
+    return best
+
+
+def random_code(dim: int, bits: float) -> float:
+    """E ||x - r c||^2 for the nearest of N = 2^{dim bits} independent uniform points c of the sphere, r = E max cos; any unit x.
+
+    The nearest cap's probability p has P(p > t) = (1-t)^N: -N ln(1-p) = e is standard exponential, exactly. With e = exp(s) the
+    mean of 1 - cos v(p) is int exp(s - exp(s)) (...) ds, for the trapezoidal rule. D = 1 - r^2.
+    """
+    s, step = np.linspace(-45.0, 4.5, 2001, retstep=True)
+    a = (dim - 1) / 2
+    p = -np.expm1(-np.exp(s) * 2.0 ** (-dim * bits))
+    short = 2 * special.betaincinv(a, a, p)
+    loss = float((np.exp(s - np.exp(s)) * short).sum() * step)
+    return loss * (2 - loss)
+
+
+def richardson(values: Array) -> tuple[float, float]:
+    """Limit of n^2 D_n = C - c/n + ..., values at n, 2n, 4n; and the change from the step before, which bounds the error left.
+
+    (The changes fall by a factor of 2.7 from b to b+1 for the Gaussian, so that the sum of all later ones is below the last.)
+    """
+    first, second = 2 * values[-2] - values[-3], 2 * values[-1] - values[-2]
+    return float(second), float(abs(second - first))
+
+
+def worst(pairs: list[tuple[str, float, float]]) -> tuple[str, float, float]:
+    """Of (label, observed, predicted), the one with the largest relative difference."""
+    return max(pairs, key=lambda row: abs(row[1] - row[2]) / max(abs(row[1]), abs(row[2])))
+
+
+def highest(pairs: list[tuple[str, float, float]]) -> tuple[str, float, float]:
+    """Of (label, observed, bound), the one with the largest observed/bound."""
+    return max(pairs, key=lambda row: row[1] / row[2])
+
+
+def gaussian_distortion_of(points: Array) -> float:
+    t = np.concatenate([[-np.inf], 0.5 * (points[:-1] + points[1:]), [np.inf]])
+    density = np.exp(-0.5 * t * t) / np.sqrt(2 * np.pi)
+    mass, first = np.diff(special.ndtr(t)), -np.diff(density)
+    second = mass - np.diff(np.where(np.isfinite(t), t, 0.0) * density)
+    return float((second - 2 * points * first + points**2 * mass).sum())
+
+
+def gaussian_by_lloyd(size: int) -> float:
+    points = special.ndtri((np.arange(size) + 0.5) / size)
+    for _ in range(5000):
+        t = np.concatenate([[-np.inf], 0.5 * (points[:-1] + points[1:]), [np.inf]])
+        moved = -np.diff(np.exp(-0.5 * t * t)) / np.sqrt(2 * np.pi) / np.diff(special.ndtr(t))
+        if np.abs(moved - points).max() < 1e-12:
+            break
+        points = moved
+    return gaussian_distortion_of(points)
+
+
+def beta_by_lloyd(dim: int, size: int) -> Array:
+    points = special.ndtri((np.arange(size) + 0.5) / size) / np.sqrt(dim)
+    for _ in range(5000):
+        mass, first, _ = beta_moments(dim, 0.5 * (points[:-1] + points[1:]))
+        moved = first / mass
+        if np.abs(moved - points).max() < 1e-13:
+            break
+        points = moved
+    return points
+
+
+def normal_constant() -> float:
+    """(1/12) (int phi^(1/3))^3 by quadrature."""
+    third, _ = quad(
+        lambda x: (np.exp(-x * x / 2) / np.sqrt(2 * np.pi)) ** (1 / 3), 0, 40, epsabs=0, epsrel=1e-12, limit=200
+    )
+    return float((2 * third) ** 3 / 12)
+
+
+def errors_of(unit: Any, points: Array) -> Array:
+    """Squared error of each row under the nearest point, with a codebook search of the check's own."""
+    thresholds = (0.5 * (points[:-1] + points[1:])).astype(unit.dtype)
+    return np.sum((unit - points.astype(unit.dtype)[np.searchsorted(thresholds, unit)]) ** 2, axis=1, dtype=np.float64)

@@ -1,0 +1,264 @@
+"""kvtheory.quantization: the sphere's coordinate law, TurboQuant's exact distortion and its bounds, each by a second route."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+from scipy.integrate import quad
+
+from kvtheory import quantization as Q
+from kvtheory.rate import cell_integrals, lloyd_max
+
+DIMS = [2, 3, 4, 5, 16, 64, 128, 257, 1536]
+
+
+class TestLaws:
+    @pytest.mark.parametrize("dim", DIMS)
+    def test_sphere_moments(self, dim):
+        mass, first, second = cell_integrals(Q.SphereCoordinate(dim), np.array([-np.inf, np.inf]), np.zeros(1))
+        assert mass[0] == pytest.approx(1, rel=1e-13)
+        assert first[0] == pytest.approx(0, abs=1e-14)
+        assert second[0] == pytest.approx(1 / dim, rel=1e-13)
+
+    @pytest.mark.parametrize("dim", [3, 4, 16, 128])
+    def test_sphere_density_is_the_papers(self, dim):
+        x = np.linspace(-0.95, 0.95, 9)
+        paper = special.gamma(dim / 2) / (np.sqrt(np.pi) * special.gamma((dim - 1) / 2)) * (1 - x**2) ** ((dim - 3) / 2)
+        assert Q.SphereCoordinate(dim)(x) == pytest.approx(paper, rel=1e-12)
+        assert Q.SphereCoordinate(dim)([-1.5, 2.0]).tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("dim", [1, 2, 3, 7])
+    def test_sphere_density_is_that_of_a_unit_vector(self, dim):
+        g = np.random.default_rng(dim).standard_normal((100_000, dim))
+        x = g[:, 0] / np.linalg.norm(g, axis=1)
+        law = Q.SphereCoordinate(dim)
+        if dim == 1:
+            values, mass = law.atoms
+            assert set(np.round(x, 12)) == set(values) and mass.tolist() == [0.5, 0.5]
+            with pytest.raises(ValueError, match="two atoms"):
+                law(0.0)
+            return
+        edges = np.linspace(-1, 1, 11)
+        mass, _, _ = cell_integrals(law, edges, np.zeros(10))
+        assert np.histogram(x, edges)[0] / x.size == pytest.approx(mass, abs=0.008)  # 5 deviations of .0016
+
+    @given(
+        st.sampled_from([Q.Gaussian(), Q.Laplace(), Q.SphereCoordinate(2), Q.SphereCoordinate(9)]),
+        st.floats(-0.9, 0.5),
+        st.floats(0.01, 0.4),
+    )
+    def test_cells_against_quad(self, law, low, width):
+        point = low + 0.3 * width
+        got = cell_integrals(law, np.array([low, low + width]), np.array([point]))
+        for power in range(3):
+            kink = [0.0] if low < 0 < low + width else None
+            true, _ = quad(
+                lambda x, p=power: (x - point) ** p * float(law(x)), low, low + width, epsrel=1e-12, points=kink
+            )
+            assert got[power][0] == pytest.approx(true, rel=1e-8, abs=1e-13)
+
+    @pytest.mark.parametrize("law", [Q.Gaussian(1.5, 2.0), Q.Laplace(-1.0, 0.5)])
+    def test_tails(self, law):
+        # far cells keep relative accuracy: mass and centroid of the cell beyond 8 scales
+        z = 8.0
+        scale = law.sigma if isinstance(law, Q.Gaussian) else law.scale
+        edge = law.mean + z * scale
+        mass, first, _ = (v[0] for v in cell_integrals(law, np.array([edge, np.inf]), np.array([edge])))
+        if isinstance(law, Q.Gaussian):
+            tail = 0.5 * special.erfc(z / np.sqrt(2))
+            assert mass == pytest.approx(tail, rel=1e-12)
+            assert first / mass == pytest.approx(
+                scale * (np.exp(-z * z / 2) / np.sqrt(2 * np.pi) / tail - z), rel=1e-10
+            )
+        else:
+            assert mass == pytest.approx(0.5 * np.exp(-z), rel=1e-12) and first / mass == pytest.approx(
+                scale, rel=1e-12
+            )
+
+    @pytest.mark.parametrize(
+        "bad, error", [(0, ValueError), (-3, ValueError), (2.5, TypeError), (True, TypeError), ("8", TypeError)]
+    )
+    def test_dimension(self, bad, error):
+        with pytest.raises(error, match="dim"):
+            Q.SphereCoordinate(bad)
+
+    def test_scales(self):
+        for law in (lambda s: Q.Gaussian(sigma=s), lambda s: Q.Laplace(scale=s)):
+            for s in (0.0, -1.0, np.nan, np.inf):
+                with pytest.raises(ValueError):
+                    law(s)
+
+
+class TestMse:
+    def test_theory_md(self):
+        assert [round(Q.mse_distortion(128, b), 4) for b in (1, 2, 3, 4)] == [0.3609, 0.1160, 0.0340, 0.0093]
+        assert [round(Q.gaussian_distortion(b), 6) for b in (1, 2, 3, 4)] == [0.363380, 0.117482, 0.034548, 0.009501]
+
+    @pytest.mark.parametrize("dim", DIMS)
+    def test_one_bit(self, dim):
+        # 1 - d (E|x|)^2
+        mean = np.exp(special.gammaln(dim / 2) - special.gammaln((dim + 1) / 2)) / np.sqrt(np.pi)
+        assert Q.mse_distortion(dim, 1) == pytest.approx(1 - dim * mean**2, rel=1e-11)
+
+    def test_small_dimensions(self):
+        assert [Q.mse_distortion(1, b) for b in (0, 1, 2)] == [1.0, 0.0, 0.0]
+        assert [Q.mse_distortion(3, b) for b in range(5)] == pytest.approx([4.0**-b for b in range(5)], rel=1e-12)
+
+    @pytest.mark.parametrize("dim", [2, 4, 16, 128])
+    def test_no_bits(self, dim):
+        assert Q.mse_distortion(dim, 0) == pytest.approx(1.0, rel=1e-13)
+
+    @given(st.integers(3, 300), st.integers(1, 5))
+    def test_rises_with_dimension_and_stays_under_the_bound(self, dim, bits):
+        here, above = Q.mse_distortion(dim, bits), Q.mse_distortion(dim + 1, bits)
+        assert here < above < Q.gaussian_distortion(bits) < Q.mse_bound(bits)
+
+    def test_the_bound_is_tight(self):
+        ratio = [Q.gaussian_distortion(b) / float(Q.mse_bound(b)) for b in range(0, 13, 2)]
+        assert (np.diff(ratio) > 0).all() and 0.999 < ratio[-1] < 1
+
+    def test_the_printed_table_is_no_bound(self):
+        above = {b for b in (1, 2, 3, 4) if Q.mse_distortion(128, b) > Q.PRINTED_MSE[b]}
+        assert above == {1, 3, 4}
+        assert all(Q.gaussian_distortion(b) > Q.PRINTED_MSE[b] for b in (1, 2, 3, 4))
+        assert all(Q.gaussian_distortion(b) <= Q.ROUNDED_UP_MSE[b] for b in (1, 2, 3, 4))
+        assert all(np.pi / 2 * Q.gaussian_distortion(b - 1) <= Q.ROUNDED_UP_PROD[b] for b in (1, 2, 3, 4))
+
+    def test_refusals(self):
+        with pytest.raises(TypeError, match="bits"):
+            Q.mse_distortion(8, 1.5)
+        with pytest.raises(ValueError, match="bits"):
+            Q.mse_distortion(8, -1)
+        for bound in (Q.mse_bound, Q.mse_lower_bound, Q.prod_bound):
+            with pytest.raises(ValueError, match="bits"):
+                bound(-1.0)
+            with pytest.raises(ValueError, match="bits"):
+                bound([1.0, np.nan])
+
+
+class TestConstants:
+    def test_gaussian(self):
+        assert Q.panter_dite(Q.Gaussian()) == pytest.approx(np.sqrt(3) * np.pi / 2, rel=1e-13)
+        assert Q.panter_dite(Q.Gaussian(1.0, 3.0)) == pytest.approx(9 * np.sqrt(3) * np.pi / 2, rel=1e-13)
+        assert Q.panter_dite(Q.Laplace()) == pytest.approx(216 / 2 / 12, rel=1e-12)  # int f^{1/3} = 6 / 2^{1/3}
+
+    @pytest.mark.parametrize("dim", [3, 4, 8, 64, 128, 1536])
+    def test_sphere_closed_form(self, dim):
+        assert Q.sphere_panter_dite(dim) == pytest.approx(dim * Q.panter_dite(Q.SphereCoordinate(dim)), rel=1e-5)
+
+    def test_sphere_limits(self):
+        c = [Q.sphere_panter_dite(d) for d in (2, 3, 4, 16, 256, 10**6)]
+        assert (np.diff(c) > 0).all()
+        assert c[1] == pytest.approx(1, rel=1e-12)
+        assert c[-1] == pytest.approx(np.sqrt(3) * np.pi / 2, rel=1e-5)
+        assert Q.mse_distortion(2, 8) * 4.0**8 == pytest.approx(c[0], rel=0.01)
+        with pytest.raises(ValueError, match="dim"):
+            Q.sphere_panter_dite(1)
+
+
+class TestLowerBounds:
+    @pytest.mark.parametrize(
+        "dim, k", [(2, 0.5), (2, 40.0), (3, 5.0), (8, 1e-3), (64, 100.0), (64, 3000.0), (200, 500.0)]
+    )
+    def test_von_mises_fisher_by_bessel(self, dim, k):
+        nu = dim / 2 - 1
+        below, at = special.ive([nu, nu + 1], k)
+        nats = k * at / below - (special.gammaln(dim / 2) + nu * np.log(2 / k) + np.log(below) + k)
+        bits, distortion = Q.von_mises_fisher(dim, k)
+        assert bits == pytest.approx(nats / dim / np.log(2), rel=1e-9, abs=1e-13)
+        assert distortion == pytest.approx(1 - (at / below) ** 2, rel=1e-10)
+
+    def test_von_mises_fisher_on_the_line(self):
+        bits, distortion = Q.von_mises_fisher(1, 1.0)
+        p = 1 / (1 + np.exp(-2.0))  # a binary symmetric channel
+        assert bits == pytest.approx(1 + p * np.log2(p) + (1 - p) * np.log2(1 - p), rel=1e-12)
+        assert distortion == pytest.approx(4 * p * (1 - p), rel=1e-12)
+
+    @given(st.integers(2, 400), st.floats(0.01, 10))
+    def test_sandwich(self, dim, bits):
+        d = Q.sphere_distortion_rate(dim, bits)
+        assert 4.0 ** (-bits * dim / (dim - 1)) * (1 - 1e-9) <= d <= 4.0**-bits
+        if dim * bits >= 1:
+            assert d <= Q.sphere_code_bound(dim, bits) * (1 + 1e-9)
+
+    @pytest.mark.parametrize("bits", [1, 2, 3, 5])
+    def test_code_bound_closed_forms(self, bits):
+        n = 4.0**bits
+        assert Q.sphere_code_bound(2, bits) == pytest.approx(1 - (np.sin(np.pi / n) / (np.pi / n)) ** 2, rel=1e-9)
+        n = 8.0**bits
+        assert Q.sphere_code_bound(3, bits) == pytest.approx(2 / n - 1 / n**2, rel=1e-9)
+        assert Q.sphere_code_bound(1, bits) == 0.0 == Q.sphere_distortion_rate(1, bits)
+
+    def test_two_codewords(self):
+        # half spheres: m = 2 E[x; x > 0] = E|x|
+        for dim in (2, 5, 64):
+            mean = np.exp(special.gammaln(dim / 2) - special.gammaln((dim + 1) / 2)) / np.sqrt(np.pi)
+            assert Q.sphere_code_bound(dim, 1 / dim) == pytest.approx(1 - mean**2, rel=1e-10)
+
+    @pytest.mark.parametrize("dim, bits", [(4, 1), (16, 2), (64, 4), (128, 1)])
+    def test_cap_by_incomplete_beta(self, dim, bits):
+        a = (dim - 1) / 2
+        p = 2.0 ** (-dim * bits)
+        x = special.betaincinv(a, a, p)
+        c = np.exp(special.gammaln(dim / 2) - special.gammaln(a)) / np.sqrt(np.pi)
+        m = c / (dim - 1) * (4 * x * (1 - x)) ** a / p
+        assert Q.sphere_code_bound(dim, bits) == pytest.approx(1 - m * m, rel=1e-8)
+
+    def test_large_dimension_does_not_underflow(self):
+        assert Q.sphere_code_bound(1536, 8) * 4.0**8 == pytest.approx(0.99745, abs=1e-4)
+
+    @given(st.integers(2, 64), st.integers(1, 4))
+    def test_turboquant_is_above(self, dim, bits):
+        assert Q.mse_distortion(dim, bits) >= Q.sphere_code_bound(dim, bits) * (1 - 1e-9)
+
+    def test_the_papers_lower_bound_is_broken_in_the_plane(self):
+        assert Q.mse_distortion(2, 1) == pytest.approx(1 - 8 / np.pi**2)
+        assert Q.mse_distortion(2, 1) < Q.mse_lower_bound(1)
+        # TurboQuant attains the true bound there
+        assert Q.mse_distortion(2, 1) == pytest.approx(Q.sphere_code_bound(2, 1), rel=1e-12)
+
+    def test_refusals(self):
+        with pytest.raises(ValueError, match="bits"):
+            Q.sphere_distortion_rate(4, 0.0)
+        with pytest.raises(ValueError, match="codewords"):
+            Q.sphere_code_bound(4, 0.2)
+        with pytest.raises(TypeError, match="dim"):
+            Q.sphere_code_bound(4.0, 1)
+
+
+class TestProd:
+    def test_values(self):
+        assert [round(Q.prod_distortion(128, b), 4) for b in (1, 2, 3, 4)] == [1.5630, 0.5641, 0.1813, 0.0531]
+        with pytest.raises(ValueError, match="bits"):
+            Q.prod_distortion(128, 0)
+
+    @given(st.integers(2, 200), st.integers(1, 6))
+    def test_bound(self, dim, bits):
+        assert Q.prod_distortion(dim, bits) <= Q.prod_bound(bits)
+        assert Q.prod_bound(bits) == pytest.approx(np.pi / 2 * Q.mse_bound(bits - 1))
+
+    def test_pure_sketch(self):
+        # b = 1: no mse bits, x_hat = sqrt(pi/2)/d S^T sign(S x): variance (pi/2 - <x,y>^2)/d
+        rng = np.random.default_rng(3)
+        d, n = 3, 200_000
+        s = rng.standard_normal((n, d, d))
+        y = rng.standard_normal((n, d))
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
+        estimate = np.sqrt(np.pi / 2) / d * np.einsum("nij,nj,ni->n", s, y, np.sign(s[:, :, 0]))  # x = e_1
+        assert d * np.mean((estimate - y[:, 0]) ** 2) == pytest.approx(Q.prod_distortion(d, 1), rel=0.02)
+
+
+def test_haar_rotated_vector_has_the_exact_distortion():
+    # the whole of TurboQuant_mse on one fixed vector, rotation by QR with its signs fixed
+    rng = np.random.default_rng(0)
+    d, n = 16, 4000
+    q, r = np.linalg.qr(rng.standard_normal((n, d, d)))
+    q *= np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+    x = np.zeros(d)
+    x[:2] = 0.6, -0.8
+    code = lloyd_max(Q.SphereCoordinate(d), 4)
+    y = q @ x
+    back = np.einsum("nij,ni->nj", q, code.decode(code.encode(y)))
+    errors = ((back - x) ** 2).sum(axis=1)
+    assert errors.mean() == pytest.approx(Q.mse_distortion(d, 2), abs=4.5 * errors.std() / np.sqrt(n))
