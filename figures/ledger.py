@@ -23,11 +23,11 @@ def draw(results: dict[str, Any], style: str) -> Any:
     from matplotlib.patches import Rectangle
 
     records = _rows(results)
-    figure, axes = styles.subplots(style, wide=True, ratio=0.035 * len(records) + 0.1)
+    figure, axes = styles.subplots(style, wide=True, ratio=0.028 * len(records) + 0.08)
     axes.set_axis_off()
     axes.set_xlim(0, 100)
     axes.set_ylim(len(records) + 0.2, -1.3)
-    for x, text in ((0, "claim"), (37, "verdict"), (57, "evidence"), (80, "wrong variants refuted")):
+    for x, text in ((0, "claim"), (37, "verdict"), (56.5, "evidence"), (83, "variants refuted")):
         axes.text(x, -0.75, text, weight="bold", va="center")
     paper = None
     for y, record in enumerate(records):
@@ -36,7 +36,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
             axes.axhline(y - 0.5, color="#1c2330", lw=0.8)
         colour = styles.VERDICTS[record["verdict"]]
         axes.text(0, y, record["id"], va="center", family="DejaVu Sans Mono", size="small")
-        axes.add_patch(Rectangle((36.5, y - 0.36), 18.5, 0.72, color=colour))
+        axes.add_patch(Rectangle((36.5, y - 0.36), 19, 0.72, color=colour))
         axes.text(
             37.2,
             y,
@@ -46,11 +46,11 @@ def draw(results: dict[str, Any], style: str) -> Any:
             size="small",
         )
         present = {e["kind"] for e in record["evidence"]}
-        axes.text(57, y, ", ".join(k for k in _KINDS if k in present), va="center", size="small", color="#1c2330")
+        axes.text(56.5, y, ", ".join(k for k in _KINDS if k in present), va="center", size="small", color="#1c2330")
         refuted = sum(m["refuted"] is True for m in record["mutants"])
         total = len(record["mutants"])
-        axes.add_patch(Rectangle((80, y - 0.25), 12, 0.5, facecolor="#e3e6ea"))
-        axes.add_patch(Rectangle((80, y - 0.25), 12 * refuted / total, 0.5, facecolor="#5b6678"))
+        axes.add_patch(Rectangle((83, y - 0.25), 9, 0.5, facecolor="#e3e6ea"))
+        axes.add_patch(Rectangle((83, y - 0.25), 9 * refuted / total, 0.5, facecolor="#5b6678"))
         axes.text(93, y, f"{refuted} of {total}", va="center", size="small")
     return figure
 

@@ -23,6 +23,12 @@ PAPERS = {
         "2026-04-10",
         "https://arxiv.org/abs/2604.15356",
     ),
+    "2604.06228": Paper(
+        "Probabilistic Language Tries: A Unified Framework for Compression, Decision Policies, and Execution Reuse",
+        "G. Magarshak",
+        "2026-03-29",
+        "https://arxiv.org/abs/2604.06228",
+    ),
     "2607.01520": Paper(
         "The risk of KV cache compression",
         "L. Haverbeck, C. Amo Alonso, A. F. Posada-Moreno, S. Trimpe, M. Pavone",

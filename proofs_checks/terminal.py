@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from proofs_checks.ledger import order_for_reading
 
@@ -59,7 +58,7 @@ def mutants_line(record: dict[str, Any]) -> str:
     return f"{refuted.count(True)}/{len(refuted)}" if None not in refuted else f"-/{len(refuted)}"
 
 
-def line(record: dict[str, Any], width: int) -> str:
+def line(record: dict[str, Any]) -> str:
     """One finished claim as a rich markup line."""
     mark = (
         "[green]✓[/]"
@@ -73,25 +72,17 @@ def line(record: dict[str, Any], width: int) -> str:
 
 
 def summary(console: Console, ledger: dict[str, Any]) -> None:
-    """What a reader must know first (not run, differs, surviving mutants), then each claim with its headline figure."""
-    records = order_for_reading(ledger["claims"])
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name, options in (
-        ("claim", {"no_wrap": True}),
-        ("verdict", {}),
-        ("the figure that decides", {"overflow": "fold"}),
-        ("mutants", {"justify": "right"}),
-    ):
-        table.add_column(name, **options)  # type: ignore[arg-type]
-    for r in records:
-        verdict = f"[{_STYLE[r['verdict']]}]{r['verdict']}[/]" + (
-            "" if r["as_expected"] else f" [bold red](expected: {r['expected']})[/]"
-        )
-        table.add_row(escape(r["id"]), verdict, escape(headline(r)), mutants_line(r))
+    """Each claim with the figure that decides it (not run first, then what differs), then what is wrong, then the count."""
+    paper = None
+    for r in order_for_reading(ledger["claims"]):
+        if r["paper"] != paper:
+            paper = r["paper"]
+            console.print(f"\n[bold]{ledger['papers'][paper]['title']}[/] [dim](arXiv {paper})[/]")
+        expected = "" if r["as_expected"] else f" [bold red](expected: {r['expected']})[/]"
+        console.print(f"  [{_STYLE[r['verdict']]}]{r['verdict']:<24}[/] {escape(r['id'])}{expected}")
+        console.print(f"  {'':<24} [dim]{escape(headline(r))}[/]")
     console.print()
-    console.print(table)
-    console.print()
-    for text in problems(records):
+    for text in problems(ledger["claims"]):
         console.print(text)
     console.print(count_line(ledger))
 

@@ -87,7 +87,7 @@ def verify(
     def done(outcome: Outcome) -> None:
         nonlocal finished
         finished += 1
-        console.print(terminal.line(store.add(outcome), console.width))
+        console.print(terminal.line(store.add(outcome)))
 
     try:
         if status is not None:

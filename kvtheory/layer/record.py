@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,8 @@ def as_array(name: str, value: Any) -> Array:
             raise TypeError(f"{name}: expected a tensor on the CPU, got one on {value.device}; call .cpu() first")
         if str(value.dtype) == "torch.bfloat16":
             import ml_dtypes
-            import torch
 
+            torch = sys.modules["torch"]  # it made the tensor; this package never imports it here
             return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return value.numpy()
     if hasattr(value, "__array__"):
