@@ -1,0 +1,130 @@
+"""Sweeps: lists of independent tasks, run through any `concurrent.futures.Executor`, finished ones kept.
+
+A task is a function of a module with arguments that pickle, and a key of plain values that says what it is. Its result is a list
+of rows (dicts of plain values). `run` writes each task's rows to its own file as it finishes (whole or not at all), so that an
+interrupted sweep continues where it stopped and gives the same rows. Timings are kept apart from results: rows of equal tasks
+are equal, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Task", "executor", "run"]
+
+Row = dict[str, Any]
+Progress = Callable[[int, int, "Task"], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """key: what the task is, plain values by name (they head each of its rows). run(*arguments) -> rows."""
+
+    key: Mapping[str, Any]
+    run: Callable[..., list[Row]]
+    arguments: tuple[Any, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        """A file name: the hash of the key and of the function's name."""
+        text = json.dumps([f"{self.run.__module__}.{self.run.__qualname__}", self.key], sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@contextmanager
+def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
+    """`jobs` processes, or with `scheduler` ("tcp://host:port", or "local" for a Dask cluster on this machine) a Dask cluster's.
+
+    The extra `sweep` brings Dask; ModuleNotFoundError says so where it is absent.
+    """
+    if scheduler is None:
+        if jobs < 1:
+            raise ValueError(f"jobs: expected at least 1, got {jobs}")
+        with ProcessPoolExecutor(jobs) as pool:
+            yield pool
+        return
+    try:
+        from distributed import Client
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "scheduler: a Dask cluster needs the extra `sweep` (pip install 'kvtheory[sweep]')"
+        ) from None
+    options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None} if scheduler == "local" else {}
+    with Client(None if scheduler == "local" else scheduler, **options) as client, client.get_executor() as pool:
+        yield pool
+
+
+def run(
+    tasks: Sequence[Task], pool: Executor, folder: str | os.PathLike[str], *, same: Mapping[str, Any], progress: Progress | None = None
+) -> tuple[list[Row], list[Row]]:  # fmt: skip
+    """(rows of all tasks in their order, one timing row a task). Finished tasks found in `folder` are not run again.
+
+    same: what must be unchanged for a folder to be continued (sources, data, options). ValueError names what changed, and two
+    tasks with one key.
+    """
+    folder = Path(folder)
+    names = [task.name for task in tasks]
+    if len(set(names)) < len(names):
+        raise ValueError("tasks: expected keys that differ, two are equal")
+    stamp = folder / "sweep.json"
+    same = json.loads(json.dumps(dict(same), sort_keys=True))
+    if stamp.is_file():
+        before = json.loads(stamp.read_text(encoding="utf-8"))
+        changed = sorted(k for k in before.keys() | same.keys() if before.get(k) != same.get(k))
+        if changed:
+            raise ValueError(f"folder: {', '.join(changed)} changed since the sweep in {folder}; choose another folder")
+    else:
+        _write(stamp, same)
+    kept: dict[str, dict[str, Any]] = {}
+    for name in names:
+        path = folder / "tasks" / f"{name}.json"
+        if path.is_file():
+            kept[name] = json.loads(path.read_text(encoding="utf-8"))
+    waiting: dict[Future[tuple[list[Row], float]], Task] = {}
+    try:
+        for task in tasks:
+            if task.name not in kept:
+                waiting[pool.submit(_timed, task.run, task.arguments)] = task
+        for future in as_completed(waiting):
+            task = waiting[future]
+            rows, seconds = future.result()
+            record = {"rows": [{**task.key, **row} for row in rows], "seconds": seconds}
+            _write(folder / "tasks" / f"{task.name}.json", record)
+            kept[task.name] = json.loads(json.dumps(record))
+            if progress is not None:
+                progress(len(kept), len(tasks), task)
+    except BaseException:
+        for future in waiting:
+            future.cancel()
+        raise
+    rows = [row for name in names for row in kept[name]["rows"]]
+    timings = [{**task.key, "seconds": kept[task.name]["seconds"]} for task in tasks]
+    return rows, timings
+
+
+def _timed(function: Callable[..., list[Row]], arguments: tuple[Any, ...]) -> tuple[list[Row], float]:
+    start = time.perf_counter()
+    rows = function(*arguments)
+    return rows, time.perf_counter() - start
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, allow_nan=False)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
