@@ -1,0 +1,90 @@
+"""What the spectrum of a cache promises about K kept tokens (theory C-T1, C-T2', C-L2), and the rate the paper states."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kvtheory.risk.profiles import density, one_head
+from kvtheory.risk.spectra import Spectrum
+
+
+def trace_bound(spectrum: Spectrum, K: int, replace: bool = True) -> float:
+    """E || int Gamma dPhat ||^2 of random sampling, C-T1: an equality for the linear risk.
+
+    replace=True: K independent draws from P, weights 1/K:          tr Sigma / K
+    replace=False: K of n tokens without replacement, P uniform:    (tr Sigma / K) (n - K) / (n - 1)
+
+    ValueError for K < 1 and, without replacement, for K > n.
+    """
+    K = budget(K)
+    if replace:
+        return spectrum.trace / K
+    if spectrum.n < K:
+        raise ValueError(f"K: expected at most n = {spectrum.n} without replacement, got {K}")
+    return spectrum.trace / K * ((spectrum.n - K) / max(spectrum.n - 1, 1))
+
+
+def spectral_bound(spectrum: Spectrum, K: int, m: int | None = None) -> float:
+    """2 tail_m / (K - 2m): what the balanced walk with m protected directions stays below in mean linear risk, C-T2' (proved).
+
+    m None: the best m among those with 2m < K whose tail is known. ValueError unless 0 <= 2m < K.
+    """
+    K = budget(K)
+    if m is None:
+        last = (K - 1) // 2 if spectrum.complete else min((K - 1) // 2, len(spectrum.eigenvalues))
+        return min(spectral_bound(spectrum, K, m) for m in range(last + 1))
+    if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or not 0 <= 2 * m < K:
+        raise ValueError(f"m: expected an int with 0 <= 2 m < K = {K}, got {m!r}")
+    return 2 * spectrum.tail(int(m)) / (K - 2 * int(m))
+
+
+def cube_bound(spectrum: Spectrum, K: int, m: int) -> float:
+    """(m + 2) tail_m / (K - m): what the plain cube walk with m protected directions stays below in mean linear risk, C-T2 (proved).
+
+    The constant m + 2 is attained against sum r_i^2 pi_i (1 - pi_i) / K'^2, K' = K - m (`coherent_block`), so this is no rate
+    tail_m / K. ValueError unless 0 <= m < K.
+    """
+    K = budget(K)
+    if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or not 0 <= m < K:
+        raise ValueError(f"m: expected an int with 0 <= m < K = {K}, got {m!r}")
+    return (int(m) + 2) * spectrum.tail(int(m)) / (K - int(m))
+
+
+def paper_bound(spectrum: Spectrum, K: int) -> float:
+    """tail_{K/3} / K (K/3 rounded down): the query-aware rate as the paper states it, constant 1. A rate, not a proved bound."""
+    K = budget(K)
+    return spectrum.tail(K // 3) / K
+
+
+def safe_bound(q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | None = None) -> float:
+    """4 B^2 rho / K, rho = E_nu [n sum_i a_i^2], B = max ||v_i - mean v||: bounds the TRUE mean risk of random sampling, C-L2.
+
+    For K draws with or without replacement, P uniform. No assumption on the cache, so it is loose where nothing is peaked.
+    q (m, d), k (n, d), v (n, dv). Self-normalised importance sampling: Agapiou et al., Statist. Sci. 32 (2017), theorem 2.1.
+    """
+    q, k, v, scale = one_head(q, k, v, scale)
+    b = density(q, k, scale=scale)
+    rho = float((b**2).mean(axis=0).mean())  # n sum a^2 = (1/n) sum b^2
+    radius2 = float(((v - v.mean(axis=0)) ** 2).sum(axis=1).max())
+    return 4 * radius2 * rho / budget(K)
+
+
+def search_floor(n: int, K: int, mass: float = 0.5) -> float:
+    """mass^2 (1 - K/n): no K of the cache's own tokens, however weighted, do better on `lookup(n, mass)`, C-T4 (proved).
+
+    The output of a summary without token j has no component along v_j (values orthonormal), and the true one has `mass`. Tokens
+    made up for the purpose can do better where value_dim < n. ValueError unless 1 <= K <= n and 0 < mass < 1. A Fraction gives a Fraction.
+    """
+    if budget(K) > n:
+        raise ValueError(f"K: expected at most n = {n}, got {K}")
+    if not 0 < mass < 1:
+        raise ValueError(f"mass: expected a number between 0 and 1, got {mass}")
+    return mass**2 * (n - K) / n
+
+
+def budget(K: int) -> int:
+    """K if it is an int >= 1; ValueError if not."""
+    if isinstance(K, bool) or not isinstance(K, (int, np.integer)) or K < 1:
+        raise ValueError(f"K: expected an int >= 1, got {K!r}")
+    return int(K)

@@ -1,0 +1,141 @@
+"""Caches on which the theory is tight, or on which an assumption breaks. Each is an actual cache: (q, k, v) for one head."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvtheory import checks
+from kvtheory.randomness import generator
+
+Float = NDArray[np.float64]
+Number = TypeVar("Number", float, Fraction)
+
+
+class Instance(NamedTuple):
+    """q (m, d), k (n, d), v (n, dv) of one head under the default scale 1/sqrt(d), P uniform."""
+
+    q: Float
+    k: Float
+    v: Float
+
+
+def flat_cache(profiles: ArrayLike) -> Instance:
+    """A cache whose centred profiles are the given vectors (n, c), centred: one query 0, which attends to all alike, and v = profiles.
+
+    Here Z_Phat = Z_P for every summary, so linear and true risk are one.
+    """
+    v = np.asarray(profiles, dtype=np.float64)
+    checks.shape("profiles", v, ("n", "c"))
+    return Instance(np.zeros((1, 1)), np.zeros((len(v), 1)), v - v.mean(axis=0))
+
+
+def lookup(n: int, mass: float, value_dim: int | None = None, seed: int = 0) -> Instance:
+    """Search instance (C-T4 at mass 1/2) and retrieval regime (C-T6 at mass -> 1): query j puts `mass` on token j, the rest evenly.
+
+    Keys are orthonormal (d = n). Values: orthonormal for value_dim None, so that everything about the instance is in closed form
+    (`lookup_trace`, `lookup_sampling_risk`); random signs / sqrt(value_dim) otherwise. ||v_i|| = 1.
+    """
+    if n < 2:
+        raise ValueError(f"n: expected at least 2 tokens, got {n}")
+    if not 0 < mass < 1:
+        raise ValueError(f"mass: expected a number between 0 and 1, got {mass}")
+    # a_j = e^beta / (e^beta + n - 1) with beta = scale q_j.k_j, scale = 1/sqrt(n)
+    beta = np.log(mass) + np.log(n - 1) - np.log1p(-mass)
+    if value_dim is None:
+        values = np.eye(n)
+    else:
+        values = np.where(generator(seed, "risk lookup").random((n, value_dim)) < 0.5, -1.0, 1.0) / np.sqrt(value_dim)
+    return Instance(np.sqrt(n) * beta * np.eye(n), np.eye(n), values)
+
+
+def lookup_trace(n: int, mass: Number) -> Number:
+    """tr Sigma (centred) of `lookup(n, mass)` with orthonormal values, in closed form.
+
+    With a = mass, b = (1-a)/(n-1), s = a^2 + (n-1) b^2 = sum_i a_i^2: ||v_i - o||^2 = 1 - 2 a_i + s, hence
+    tr Sigma = n [a^2 (1 - 2a + s) + (n-1) b^2 (1 - 2b + s)]. Works for Fractions too.
+    """
+    a, b = mass, (1 - mass) / (n - 1)
+    s = a * a + (n - 1) * b * b
+    return n * (a * a * (1 - 2 * a + s) + (n - 1) * b * b * (1 - 2 * b + s))
+
+
+def lookup_sampling_risk(n: int, mass: Number, K: int) -> Number:
+    """True risk of keeping ANY K < n tokens of `lookup(n, mass)` (orthonormal values) with equal weights, in closed form.
+
+    Query of a kept token: weights c = e/(e + K-1), f = 1/(e + K-1), e = mass (n-1)/(1-mass), against a, b = (1-a)/(n-1):
+        (c-a)^2 + (K-1)(f-b)^2 + (n-K) b^2;        of a token not kept: a^2 + K (1/K - b)^2 + (n-K-1) b^2.
+    By symmetry every subset has the same risk, so this is the mean over random subsets as well. Works for Fractions too.
+    """
+    a, b = mass, (1 - mass) / (n - 1)
+    odds = mass * (n - 1) / (1 - mass)
+    c, f = odds / (odds + K - 1), 1 / (odds + K - 1)
+    kept = (c - a) ** 2 + (K - 1) * (f - b) ** 2 + (n - K) * b * b
+    dropped = a * a + K * (1 / (K + 0 * a) - b) ** 2 + (n - K - 1) * b * b
+    return (K * kept + (n - K) * dropped) / n
+
+
+def hidden_lookup(
+    n: int, hidden: int, mass: float = 0.5, value_dim: int | None = None, seed: int = 0
+) -> tuple[Instance, NDArray[np.intp]]:
+    """Separation of query-aware from query-agnostic (C-T5): `lookup` with queries only for a random set S of `hidden` tokens; and S."""
+    if not 1 <= hidden <= n:
+        raise ValueError(f"hidden: expected 1 <= hidden <= n = {n}, got {hidden}")
+    instance = lookup(n, mass, value_dim, seed)
+    chosen = np.sort(generator(seed, "risk hidden lookup").choice(n, hidden, replace=False))
+    return instance._replace(q=instance.q[chosen]), chosen
+
+
+def summary_by_synthetic_tokens(q: ArrayLike, o: ArrayLike, scale: float) -> tuple[Float, Float]:
+    """Keys (2 dv, d) and values (2 dv, dv) of 2 dv made-up tokens whose attention outputs at q (m, d) are exactly o (m, dv).
+
+    The q must be linearly independent (m <= d). Values +-c e_l, c = 2 dv max|o|; output component l is c (p_l+ - p_l-), so the
+    tokens' attention weights must be p_l+- = (1 +- dv o_l / c) / (2 dv), and independent queries can be given any logits ln p (C-T4).
+    """
+    q, o = np.asarray(q, dtype=np.float64), np.asarray(o, dtype=np.float64)
+    sizes = checks.shape("q", q, ("m", "d"))
+    dv = checks.shape("o", o, ("m", "dv"), sizes)["dv"]
+    if np.linalg.matrix_rank(q) < sizes["m"]:
+        raise ValueError(
+            f"q: expected linearly independent queries, got {sizes['m']} of rank {np.linalg.matrix_rank(q)}"
+        )
+    c = 2 * dv * (np.abs(o).max() or 1.0)
+    logits = np.log(np.hstack([1 + dv * o / c, 1 - dv * o / c]) / (2 * dv))
+    keys = np.asarray(np.linalg.lstsq(scale * q, logits, rcond=None)[0].T, dtype=np.float64)
+    return keys, c * np.vstack([np.eye(dv), -np.eye(dv)])
+
+
+def coherent_block(m: int, copies: int) -> Instance:
+    """Where the plain cube walk attains its constant m + 2 (C-T2), taken in index order at inclusion probability 1/2. m even.
+
+    Each block has m + 2 tokens whose m leading coordinates have one affine dependency, u = (1, -1, 1, -1, ...), so that the walk
+    must move along u; and tail profile u_i in a direction of the block's own, so that the tail errors of the block add up:
+    they reach +-(m + 2)/2, against sum r_i^2 pi_i (1 - pi_i) = (m + 2)/4.
+    """
+    if m < 2 or m % 2 or copies < 1:
+        raise ValueError(f"m, copies: expected an even m >= 2 and copies >= 1, got {m} and {copies}")
+    u = np.tile([1.0, -1.0], m // 2 + 1)
+    # orthonormal basis of {1, u}^perp: as features they leave exactly 1^T x = F x = 0 for x = u
+    features = np.linalg.qr(np.column_stack([np.ones(m + 2), u, np.eye(m + 2)[:, :m]]))[0][:, 2:]
+    # squared, a feature is 4 in the mean, and a tail direction 1/copies: the features are the m leading directions
+    return flat_cache(
+        np.hstack([np.tile(2 * np.sqrt(m + 2) * features, (copies, 1)), np.kron(np.eye(copies), u[:, None])])
+    )
+
+
+def opposed_pairs(m: int, pairs: int, seed: int = 0) -> Instance:
+    """Where the spectral walk's step ratio 2 is attained for every direction it may take (C-T2'), whatever m, at probability 1/2.
+
+    Tokens 2l, 2l+1 share m generic leading coordinates and have tail profiles e_l and -e_l. Among any m + 1 pairs the constraints
+    leave only the directions +1/-1 within a pair, each of ratio ||2 e_l||^2 / 2 = 2; so
+    ||tail error||^2 + 2 sum r_i^2 w_i (1 - w_i) stays at its first value along every path.
+    """
+    if m < 0 or pairs < m + 1:
+        raise ValueError(f"m, pairs: expected m >= 0 and at least m + 1 pairs, got {m} and {pairs}")
+    features = generator(seed, "risk opposed pairs").standard_normal((pairs, m))
+    # whitened over the pairs, so that no feature comes near the tail's variance 1/pairs
+    features = np.linalg.qr(features - features.mean(axis=0))[0] * np.sqrt(pairs)
+    return flat_cache(np.hstack([np.repeat(4 * features, 2, axis=0), np.kron(np.eye(pairs), [[1.0], [-1.0]])]))

@@ -1,0 +1,182 @@
+"""The spectrum of Sigma = int Gamma (x) Gamma dP in H_nu (theory C-D2): trace, eigenvalues, tails.
+
+Sigma's non-zero eigenvalues are the squared singular values of the (tokens) x (queries * channels) matrix
+
+    X[i, (j, c)] = sqrt(p_i / m) Gamma_i(q_j)_c,        tr Sigma = E_nu sum_i (a_i^2 / p_i) ||v_i - A_P||^2 = ||X||_F^2.
+
+Exact: eigenvalues of the smaller of X X^T and X^T X, summed up in blocks. With a rank: block Krylov, which only multiplies by
+blocks of rows of X, formed and forgotten, so that memory is O((n + m dv) rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvtheory import checks
+from kvtheory.risk import krylov
+from kvtheory.risk.profiles import Kind, log_mass, means, one_head, probabilities, profile_block
+
+Float = NDArray[np.float64]
+
+#: no Gram matrix larger than this on a side
+LARGEST_GRAM = 8192
+_BLOCK = 1 << 23
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of Sigma, descending; (r,) float64, all of them or the r leading ones.
+
+    trace: tr Sigma, exact in either case. n: tokens. error: by how much a tail may exceed the true one (see `tail`).
+    """
+
+    trace: float
+    eigenvalues: Float
+    n: int
+    error: float
+    complete: bool = True
+
+    def tail(self, m: int) -> float:
+        """tail_m = sum of the eigenvalues after the m largest.
+
+        Complete spectrum: that sum. Leading eigenvalues only: trace minus the m leading Ritz values, which is never below the
+        true tail, as Ritz values are never above the eigenvalues; `error` says by how much it may be above.
+        ValueError for m < 0 or, in an incomplete spectrum, m beyond the eigenvalues computed.
+        """
+        if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or m < 0:
+            raise ValueError(f"m: expected an int >= 0, got {m!r}")
+        if self.complete:
+            return float(self.eigenvalues[m:].sum())
+        if m > len(self.eigenvalues):
+            raise ValueError(
+                f"m: expected at most the {len(self.eigenvalues)} eigenvalues computed, got {m}; ask spectrum for rank={m}"
+            )
+        return max(self.trace - float(self.eigenvalues[:m].sum()), 0.0)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """X of one head, by blocks."""
+
+    q: Float
+    k: Float
+    v: Float
+    p: Float
+    scale: float
+    kind: Kind
+    log_z: Float
+    o: Float
+    c: float
+
+    @property
+    def channels(self) -> int:
+        return self.v.shape[1] + (self.kind == "augmented")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.k), len(self.q) * self.channels
+
+    def block(self, tokens: slice, queries: slice = slice(None)) -> Float:
+        b = np.exp(self.scale * (self.k[tokens] @ self.q[queries].T) - self.log_z[queries])
+        gamma = profile_block(b, self.v[tokens], self.o[queries], self.c, self.kind)
+        return (gamma * np.sqrt(self.p[tokens] / len(self.q))[:, None, None]).reshape(len(b), -1)
+
+    def row_blocks(self) -> list[slice]:
+        step = max(1, _BLOCK // self.shape[1])
+        return [slice(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
+
+    def trace(self) -> float:
+        return float(sum((self.block(rows) ** 2).sum() for rows in self.row_blocks()))
+
+    def forward(self, y: Float) -> Float:
+        return np.concatenate([self.block(rows) @ y for rows in self.row_blocks()])
+
+    def adjoint(self, y: Float) -> Float:
+        out = np.zeros((self.shape[1], y.shape[1]))
+        for rows in self.row_blocks():
+            out += self.block(rows).T @ y[rows]
+        return out
+
+    def smaller_gram(self) -> Float:
+        n, width = self.shape
+        gram = np.zeros((min(n, width),) * 2)
+        if width < n:
+            for rows in self.row_blocks():
+                x = self.block(rows)
+                gram += x.T @ x
+        else:
+            step = max(1, _BLOCK // (n * self.channels))
+            for start in range(0, len(self.q), step):
+                x = self.block(slice(None), slice(start, start + step))
+                gram += x @ x.T
+        return gram
+
+
+def spectrum(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    weights: ArrayLike | None = None,
+    scale: float | None = None,
+    kind: Kind = "centred",
+    rank: int | None = None,
+) -> Spectrum:
+    """Spectrum of Sigma for one head: q (m, d), k (n, d), v (n, dv); weights, scale, kind as in `response_profiles`.
+
+    rank None: all eigenvalues, exact up to rounding; needs min(n, m channels) <= 8192, else ValueError.
+    rank r: the r largest by block Krylov, never more than O((n + m dv) r) memory; the trace is exact, `error` a-posteriori.
+    """
+    if kind not in ("centred", "augmented"):
+        raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
+    q, k, v, scale = one_head(q, k, v, scale)
+    p = probabilities(weights, len(k))
+    o, c = means(q, k, v, p, scale)
+    x = _Matrix(q, k, v, p, scale, kind, log_mass(q, k, p, scale), o, c)
+    smaller = min(x.shape)
+    if rank is None:
+        if smaller > LARGEST_GRAM:
+            raise ValueError(
+                f"rank: expected a number, as the exact spectrum of {x.shape[0]} tokens needs a Gram matrix of {smaller} > {LARGEST_GRAM}"
+            )
+        return _exact(x.smaller_gram(), x.trace(), len(k))
+    rank = _rank(rank)
+    if krylov.columns(rank) >= smaller and smaller <= LARGEST_GRAM:
+        whole = _exact(x.smaller_gram(), x.trace(), len(k))
+        return Spectrum(whole.trace, whole.eigenvalues[:rank], whole.n, whole.error, complete=rank >= smaller)
+    trace = x.trace()
+    found = krylov.leading(x.forward, x.adjoint, x.shape, rank)
+    missed = max(trace - found.captured, 0.0)
+    return Spectrum(
+        trace, found.eigenvalues, len(k), min(missed, len(found.eigenvalues) * found.residual), complete=False
+    )
+
+
+def profile_spectrum(profiles: ArrayLike, weights: ArrayLike | None = None) -> Spectrum:
+    """The complete Spectrum of Sigma = sum_i p_i Gamma_i (x) Gamma_i for profiles (n, m, c), of which <.,.> is the mean over m."""
+    gamma = np.asarray(profiles, dtype=np.float64)
+    sizes = checks.shape("profiles", gamma, ("n", "m", "c"))
+    checks.finite("profiles", gamma, ("token", "query", "channel"))
+    if gamma.size == 0:
+        raise ValueError(f"profiles: expected at least one of each axis, got shape {gamma.shape}")
+    p = probabilities(weights, sizes["n"])
+    x = (gamma * np.sqrt(p / sizes["m"])[:, None, None]).reshape(sizes["n"], -1)
+    if min(x.shape) > LARGEST_GRAM:
+        raise ValueError(
+            f"profiles: expected min(n, m c) <= {LARGEST_GRAM}, got shape {gamma.shape}; use spectrum with a rank"
+        )
+    return _exact(x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x, float((x**2).sum()), sizes["n"])
+
+
+def _exact(gram: Float, trace: float, n: int) -> Spectrum:
+    eigenvalues = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
+    # backward error of the symmetric eigensolver and of the summed Gram matrix: a few units in the last place of its norm
+    return Spectrum(trace, eigenvalues, n, len(gram) * float(np.finfo(np.float64).eps) * trace)
+
+
+def _rank(rank: int) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
+        raise ValueError(f"rank: expected an int >= 1 or None, got {rank!r}")
+    return int(rank)
