@@ -22,6 +22,9 @@ EXTRA_AXES: Mapping[str, tuple[str, ...]] = {
     "value_weight": ("kv_heads", "value_dim", "model_dim"),
     "key_fisher": ("kv_heads", "head_dim"),
     "value_fisher": ("kv_heads", "value_dim"),
+    "key_fisher_pre_rope": ("kv_heads", "head_dim"),
+    "key_bias": ("kv_heads", "head_dim"),
+    "value_bias": ("kv_heads", "value_dim"),
 }
 
 
