@@ -19,17 +19,27 @@ _STYLE = {
 }
 
 
-def number(value: Any) -> str:
-    """A figure as a reader wants it: four significant digits, fractions and words as they are."""
+def number(value: Any, digits: int = 4) -> str:
+    """A figure as a reader wants it: a few significant digits, fractions and words as they are."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, (list, tuple)) and len(value) == 2:
-        return f"[{number(value[0])}, {number(value[1])}]"
+        return f"[{number(value[0], digits)}, {number(value[1], digits)}]"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 and abs(value) < 1e15 else f"{value:.4g}"
+        return f"{value:,.{max(digits - 4, 0)}f}" if 1e4 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     return str(value)
+
+
+def pair(evidence: dict[str, Any]) -> tuple[str, str]:
+    """Observed and predicted with as many digits as it takes to tell them apart, where they differ."""
+    observed, predicted = evidence["observed"], evidence["predicted"]
+    for digits in range(4, 13):
+        shown = number(observed, digits), number(predicted, digits)
+        if shown[0] != shown[1] or observed == predicted or evidence["agrees"] is True:
+            break
+    return shown
 
 
 def headline(record: dict[str, Any]) -> str:
@@ -50,7 +60,8 @@ def headline(record: dict[str, Any]) -> str:
     else:
         shown = next((e for e in reversed(statements) if e["kind"] != "search"), statements[-1])
     relation = shown["relation"] if shown["agrees"] is not False else f"not {shown['relation']}"
-    return f"{shown['what']}: {number(shown['observed'])} {relation} {number(shown['predicted'])}"
+    observed, predicted = pair(shown)
+    return f"{shown['what']}: {observed} {relation} {predicted}"
 
 
 def mutants_line(record: dict[str, Any]) -> str:
@@ -81,6 +92,8 @@ def summary(console: Console, ledger: dict[str, Any]) -> None:
         expected = "" if r["as_expected"] else f" [bold red](expected: {r['expected']})[/]"
         console.print(f"  [{_STYLE[r['verdict']]}]{r['verdict']:<24}[/] {escape(r['id'])}{expected}")
         console.print(f"  {'':<24} [dim]{escape(headline(r))}[/]")
+        if r.get("correction"):
+            console.print(f"  {'':<24} [dim]stated rightly in {r['correction']}[/]")
     console.print()
     for text in problems(ledger["claims"]):
         console.print(text)

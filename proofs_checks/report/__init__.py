@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proofs_checks.ledger import order_for_reading
-from proofs_checks.terminal import headline, mutants_line, number
+from proofs_checks.terminal import headline, mutants_line, number, pair
 
 
 def _inline(path: Path) -> str:
@@ -33,7 +33,7 @@ def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
         loader=jinja2.PackageLoader("proofs_checks", "report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters.update(number=number, headline=headline, mutants=mutants_line)
+    environment.filters.update(number=number, pair=pair, headline=headline, mutants=mutants_line)
     pictures = {name: (_inline(path), caption) for name, (path, caption) in figures.items()}
     by_paper = {
         key: [r for r in ledger["claims"] if r["paper"] == key]

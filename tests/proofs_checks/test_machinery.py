@@ -254,6 +254,13 @@ class TestLedger:
         assert any("survives" in line and "never wrong" in line for line in lines)
         assert "1 not as expected" in terminal.count_line(ledger)
 
+    def test_figures_that_differ_are_shown_to_differ(self):
+        evidence = {"observed": 0.360034, "predicted": 0.36, "agrees": False}
+        assert terminal.pair(evidence) == ("0.36003", "0.36")
+        assert terminal.pair(evidence | {"agrees": True}) == ("0.36", "0.36")
+        assert terminal.number(914455.81) == "914,456" and terminal.number([0.1, 2]) == "[0.1, 2]"
+        assert terminal.number(Fraction(5, 8)) == "5/8" and terminal.number(True) == "True"
+
     def test_plain_values(self):
         assert ledgers.plain({"a": Fraction(1, 3), "b": np.float64(2), "c": (np.arange(2), math.inf), 1: Verdict.HOLDS}) == {
             "a": "1/3", "b": 2.0, "c": [[0, 1], "inf"], "1": "holds",
