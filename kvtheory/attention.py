@@ -109,6 +109,8 @@ def attend(
         raise ValueError(
             f"queries: expected query_heads to be a positive multiple of kv_heads = {kv_heads}, got {heads}"
         )
+    if sizes["head_dim"] == 0:
+        raise ValueError("keys: expected head_dim >= 1, got 0")
     for name, array, axes in (
         ("queries", q, ("head", "query", "channel")),
         ("keys", k, ("head", "token", "channel")),

@@ -67,7 +67,7 @@ def _deviations(a: Float, v: Float, w_o: Float) -> Iterator[tuple[slice, Float]]
     a_max near 1 its own u_i is of size 1 - a_max, which ||v||^2 - 2 v.o + ||o||^2 would lose to cancellation, as it would what
     varies beside a large common offset.
     """
-    vw = (v - v.mean(axis=0)) @ np.linalg.qr(w_o.T, mode="r").T
+    vw = (v - v.mean(axis=0)) @ np.asarray(np.linalg.qr(w_o.T, mode="r")).T
     step = max(1, _BLOCK_ELEMENTS // max(1, vw.size))
     for start in range(0, len(a), step):
         block = slice(start, start + step)

@@ -26,8 +26,9 @@ Instance = tuple[str, Layer, NDArray[np.int64]]
 PAPER = "2608.14191"
 WHITE = "noise of zero mean, independent over tokens and channels, and of the cache (dither, not a centroid quantiser)"
 
-#: logit variance at which the remainder of the first order, at most 7/2 of it (transform-coding/remainder), is far below MARGIN
-SMALL_NOISE, MARGIN = 1e-4, 0.02
+#: mean logit variance at which the remainder of the first order is far below MARGIN: at most 7/2 of the variance where all logits have
+#: the same (transform-coding/remainder), and single draws of a sink head whose sink has five times the mean go a hundred times higher
+SMALL_NOISE, MARGIN = 1e-5, 0.02
 
 
 def small(context: Context, kind: str) -> tuple[Layer, float | None]:

@@ -33,7 +33,7 @@ from proofs_checks.transform_coding.wrong_terms import KEY_MUTANTS, VALUE_MUTANT
 #: theory 2.2: the ladder of mean logit variances on which the first order was measured before
 LADDER = (0.005, 0.02, 0.08, 0.32, 1.29)
 #: mean logit variances of the ladder on which the remainder must fall; the values' noise costs as much as the keys'
-RUNGS = (1e-3, 2.5e-4, 6.25e-5)
+RUNGS = (1e-3, 1e-4, 1e-5)
 
 
 @claim(
