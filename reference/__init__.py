@@ -1,0 +1,101 @@
+"""Reference codecs in NumPy on one bit-exact stream format: clear before fast, and what every other implementation is tested against.
+
+    import reference
+    codec = reference.TurboQuant(bits=3)
+    stream = codec.encode(layer)                    # bytes: self-describing, checksummed, every bit counted
+    decoded = reference.decode(stream)
+    reference.held_bits(stream, layer)              # 8 len(stream) / numbers
+
+Libraries write `from kvtheory import reference`: the same module, under a name that no other package can take.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import kvtheory
+
+__version__ = kvtheory.__version__
+__kvtheory__ = __version__
+
+if TYPE_CHECKING:
+    from reference.codec import Appender, Codec, codecs, decode, decode_cache, encode_cache, load, register
+    from reference.errors import CorruptStream, StateMismatch
+    from reference.full import Full
+    from reference.inspection import Inspection, inspect
+    from reference.rates import AtRate, at_rate, held_bits, roundtrip
+    from reference.turboquant import TurboQuant
+
+#: codec id -> its module. A line here makes a codec part of `codecs()` and `decode`; name it above and in __all__ as well.
+_CODECS = {
+    "Full": "reference.full",
+    "TurboQuant": "reference.turboquant",
+}
+_NAMES = {
+    "Appender": "reference.codec",
+    "AtRate": "reference.rates",
+    "Codec": "reference.codec",
+    "CorruptStream": "reference.errors",
+    "Inspection": "reference.inspection",
+    "StateMismatch": "reference.errors",
+    "at_rate": "reference.rates",
+    "codecs": "reference.codec",
+    "decode": "reference.codec",
+    "decode_cache": "reference.codec",
+    "encode_cache": "reference.codec",
+    "held_bits": "reference.rates",
+    "inspect": "reference.inspection",
+    "load": "reference.codec",
+    "register": "reference.codec",
+    "roundtrip": "reference.rates",
+}
+_MODULES = (
+    "codec",
+    "entropy_coding",
+    "errors",
+    "hadamard",
+    "packing",
+    "parameters",
+    "rans",
+    "rates",
+    "shape",
+    "stream",
+)
+
+__all__ = [
+    "Appender",
+    "AtRate",
+    "Codec",
+    "CorruptStream",
+    "Full",
+    "Inspection",
+    "StateMismatch",
+    "TurboQuant",
+    "__version__",
+    "at_rate",
+    "codecs",
+    "decode",
+    "decode_cache",
+    "encode_cache",
+    "held_bits",
+    "inspect",
+    "load",
+    "register",
+    "roundtrip",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CODECS or name in _NAMES:
+        value = getattr(importlib.import_module(_CODECS.get(name) or _NAMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"reference.{name}")
+    else:
+        raise AttributeError(f"module 'reference' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -1,0 +1,54 @@
+"""The Gaussian sketch of QJL (Zandieh et al. 2024) in integers: signs of S r keep the direction of r without bias.
+
+For S with independent standard normal entries and m rows, and any y (theory.md section 4):
+
+    E [ sqrt(pi/2) / m ||r|| <S y, sign(S r)> ] = <y, r>,     variance ((pi/2) ||r||^2 ||y||^2 - <y, r>^2) / m
+
+Here S holds integers: a normal times 16, rounded, from one raw 32-bit Philox word each, by inversion:
+
+    S_ij = #{k in -128 ... 127 : word >= round(2^32 Phi((k + 1/2) / 16))} - 128
+
+so that S r is exact in float32 for integer r with (row sum of |S|) max |r| <= 2^24, and sign(S r) the same on every machine. Rounding
+adds 1/12 to the variance 256 of an entry; entries beyond 8 standard deviations are cut (their probability is below 2^-32).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from kvtheory import randomness
+
+__all__ = ["SIGMA", "Sketch", "sketch"]
+
+#: standard deviation of an entry
+SIGMA = float(np.sqrt(16.0**2 + 1 / 12))
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """matrix: S (rows, dim), integers in float32. bits: S r is exact for integers |r| <= 2^bits."""
+
+    matrix: NDArray[np.float32]
+    bits: int
+
+
+@functools.cache
+def _edges() -> NDArray[np.int64]:
+    return np.floor(2.0**32 * special.ndtr((np.arange(-128, 128) + 0.5) / 16) + 0.5).astype(np.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def sketch(seed: int, purpose: str, rows: int, dim: int) -> Sketch:
+    """S for (seed, purpose); each raw 64-bit word gives two entries, its low half first. Read-only."""
+    words = randomness.raw_words(seed, purpose, -(-rows * dim // 2)).astype("<u8").view("<u4")[: rows * dim]
+    matrix = (
+        (np.searchsorted(_edges(), words.astype(np.int64), side="right") - 128).astype(np.float32).reshape(rows, dim)
+    )
+    matrix.flags.writeable = False
+    largest = int(np.abs(matrix).sum(axis=1, dtype=np.float64).max())
+    return Sketch(matrix, min(14, ((1 << 24) // max(largest, 1)).bit_length() - 1))

@@ -1,0 +1,546 @@
+"""TurboQuant (arXiv 2504.19874): a random rotation, then one scalar quantiser for every coordinate. Nothing is fitted to data.
+
+The paper, for a unit vector x in R^d:     y = Pi x,   code_j = the nearest of 2^b points to y_j,   x_hat = Pi^T points[code]
+with Pi a random rotation and the points Lloyd-Max for the law of one coordinate of a uniform unit vector,
+f(t) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) (1 - t^2)^{(d-3)/2}; the norm is kept apart. D_mse = .3609 .1160 .0340 .0093 at
+d = 128 and 1, 2, 3, 4 bits (kvtheory.quantization.mse_distortion; theory.md section 4).
+
+What is done here, in integers from the second line on, so that no rounding of a float decides a bit and NumPy, a simulator and any
+GPU write the same bytes:
+
+    2^{e-1} <= max_i |x_i| < 2^e                                     x in float32; e = 0 for x = 0
+    n_i = round_half_even(x_i 2^{a-e})                               16-bit integers, |n_i| <= 2^a, a = 14 (hadamard.Rotation.bits)
+    N   = sum_i n_i^2                                                the norm is 2^{e-a} sqrt(N)
+    y   = M diag(s) n,   M M^T = m d I,   s random signs             hadamard.py: exact in float32, every partial sum <= 2^24
+    R   = floor(4 sqrt(m N))
+    T_k = floor((P_k + P_{k+1}) R / 2^{f+3}),   k = 1 .. 2^{b-1}-1   P_k: positive points of sqrt(d) y_j / ||y||, in units of 2^-f
+    code_j = #{k : |y_j| > T_k} + 2^{b-1} [y_j < 0]
+
+and back, exactly up to the last two roundings (G to float32, the product to float32, both as IEEE 754 rounds):
+
+    x_hat_i = G s_i (M p)_i,   p_j = +-P_{code},   G = norm / (2^f d sqrt(m))                    a zero is +0
+
+The norm is rounded to 8 significant bits and a 9-bit exponent (2 bytes; above 6 bits a code, to 24 and 4 bytes): its error adds
+2.6e-6 ||x||^2 to the distortion (.03 % of D_mse at 4 bits, .4 % at 6). So a number costs b + 16/d bits and its share of a header of
+about 50 bytes, which holds the points too: a decoder needs no Lloyd-Max solver.
+
+kind "prod" (the paper's Theorem 2) spends one of the b bits on the signs of a Gaussian sketch S of what b-1 bits leave, in the
+rotated frame, where S has the same law: r_j = 2^{f+2} y_j - R' p_j with R' = floor(4 sqrt(m) norm 2^{a-e}) from the *stored* norm, so
+that rounding it leaves no bias; rounded to integers of 14 bits or fewer (sketch.py), bit b-1 of a code is [ (S r)_j < 0 ], and
+
+    x_hat += sqrt(pi/2) / d ||residual|| Pi^T S^T sign(S r)          E <z, x_hat> = <z, x> for every z; another 16/d bits for ||residual||
+
+It is unbiased and worse than "mse" for attention at equal bits (theory.md section 4); it is here to be compared with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtheory import checks, rate
+from kvtheory.layer import Decoded, Layer
+from kvtheory.quantization import SphereCoordinate
+from reference import haar, hadamard, packing
+from reference.codec import Appender, Codec
+from reference.shape import Shape
+from reference.sketch import SIGMA, Sketch, sketch
+from reference.stream import Part, Reader
+
+__all__ = ["TurboQuant", "norm_codes", "norms", "points"]
+
+#: vectors taken at once: a block of float32 coordinates stays in the cache
+BLOCK = 1024
+#: cells a unit of the grid on which a cell of many is guessed; in float32 a place below 2^13 is off by less than SLACK cells
+GRID, SLACK = 256, 0.5
+#: exponent of a stored norm is biased by this; 0 stands for the norm 0
+BIAS = 256
+#: no float32 vector of at most hadamard.LARGEST coordinates has a norm of 2^134
+LARGEST_EXPONENT = 134
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+
+def fraction_bits(dim: int) -> int:
+    """f: points are stored in units of 2^-f. 11, or as much less as keeps L max P <= 2^24 for points below 8."""
+    return min(11, (hadamard.EXACT // hadamard.row_sum(dim)).bit_length() - 4)
+
+
+@functools.lru_cache(maxsize=256)
+def points(dim: int, bits: int) -> NDArray[np.int64]:
+    """P_1 <= ... <= P_{2^{b-1}}: the positive Lloyd-Max points of sqrt(d) times a coordinate of a uniform unit vector, in units of 2^-f.
+
+    Rounded to the nearest integer; none for 0 bits. The law is symmetric; in one dimension the coordinate is +-1 and all points are 1.
+    """
+    if bits == 0:
+        return np.empty(0, np.int64)
+    half, unit = 1 << (bits - 1), 1 << fraction_bits(dim)
+    if dim == 1:
+        positive = np.ones(half)
+    else:
+        positive = np.sqrt(dim) * rate.lloyd_max(SphereCoordinate(dim), 2 * half).points[half:]
+    table = np.floor(positive * unit + 0.5).astype(np.int64)
+    table.flags.writeable = False
+    return table
+
+
+def norm_codes(squares: Float64, exponents: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.int64]:
+    """The stored form of 2^exponents sqrt(squares), squares integers >= 0 below 2^53: biased exponent and fraction, 0 for 0.
+
+    (1 + fraction / 2^mu) 2^(biased - 256) is sqrt, itself rounded to float64 as IEEE 754 has it, rounded half up to mu + 1 bits.
+    """
+    f, k = np.frexp(np.sqrt(squares))  # f in [1/2, 1)
+    mantissa = np.floor(f * 2.0 ** (mantissa_bits + 1) + 0.5).astype(np.int64)  # in [2^mu, 2^{mu+1}], carry included
+    codes = ((k + exponents - 1 + BIAS) << mantissa_bits) + mantissa - (1 << mantissa_bits)
+    return np.where(squares > 0, codes, 0)
+
+
+def norms(codes: NDArray[np.int64], mantissa_bits: int) -> Float64:
+    """The norms that `norm_codes` stored, exact in float64."""
+    fraction = codes & ((1 << mantissa_bits) - 1)
+    value = np.ldexp(1.0 + fraction / float(1 << mantissa_bits), (codes >> mantissa_bits) - BIAS)
+    return np.where(codes > 0, value, 0.0)
+
+
+class _Scratch:
+    """Arrays that one block after another is worked out in: memory of this size, asked for anew, would come back unmapped."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[Any]] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array for `name`, its contents arbitrary; valid until the next call for that name."""
+        count = int(np.prod(shape))
+        held = self._buffers.get(name)
+        if held is None or held.size < count or held.dtype != dtype:
+            held = self._buffers[name] = np.empty(count, dtype)
+        return held[:count].reshape(shape)
+
+
+class _Plan:
+    """Everything about one side (keys or values) that no data decides, and the code of a block of its vectors."""
+
+    def __init__(self, codec: TurboQuant, side: str, dim: int, table: NDArray[np.int64] | None = None) -> None:
+        self.dim, self.bits = dim, codec.bits
+        self.mse_bits = codec.mse_bits
+        self.fraction_bits = fraction_bits(dim)
+        self.points = points(dim, self.mse_bits) if table is None else table
+        self.mantissa_bits = 7 if codec.bits <= 6 else 23
+        self.norm_dtype = np.dtype("<u2" if codec.bits <= 6 else "<u4")
+        self.norms_each = codec.norms_each
+        self._exact = hadamard.rotation(dim)
+        self._signs = hadamard.signs(codec.seed, f"reference.TurboQuant {side} signs", dim).astype(np.float32)
+        self._haar: Float64 | None = None
+        if codec.rotation == "haar":
+            self._haar = haar.orthogonal(codec.seed, f"reference.TurboQuant {side} rotation", dim)
+        self._sketch: Sketch | None = None
+        if codec.kind == "prod":
+            self._sketch = sketch(codec.seed, f"reference.TurboQuant {side} sketch", dim, dim)
+        # codes without their sign bit are the positive points, those with it their opposites
+        self._signed = np.concatenate([self.points, -self.points]).astype(np.float32)
+        # few thresholds are compared with one by one
+        self._guess = self._fine_grid() if self.mse_bits >= 6 else None
+        self._scratch = _Scratch()
+        #: whole codes fill whole bytes in each vector: planes can be packed as they are
+        self.bytewise = dim % packing.group(codec.bits) == 0
+
+    # -- vectors to codes ----------------------------------------------------------------------------------------------
+
+    def encode(self, x: Float32) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """Rows x (n, d) -> (norm codes (n, 1), with a sketch (n, 2); codes as planes (d, n)). FloatingPointError: x is not finite."""
+        magnitude = np.abs(x, out=self._scratch("n", x.shape, np.float32))
+        largest = magnitude.max(axis=1)
+        if not np.isfinite(largest).all():
+            raise FloatingPointError
+        n, exponent = _integers(x, largest, self._exact.bits, axis=1, out=magnitude)
+        wide = self._scratch("wide", n.shape, np.float64)
+        np.copyto(wide, n)
+        squares = np.vecdot(wide, wide)  # integers below 2^53, exact
+        n *= self._signs
+        y: NDArray[Any]
+        if self._haar is None:
+            y = self._exact.forward(n, self._scratch)
+            # 16 m N <= 2^52, so that rounding the root passes no integer
+            unit = np.floor(np.sqrt(16.0 * self._exact.m * squares)) / (8 << self.fraction_bits)
+        else:
+            y = self._haar @ wide.T
+            unit = np.sqrt(squares / self.dim) / (2 << self.fraction_bits)
+        stored = norm_codes(squares, exponent - self._exact.bits, self.mantissa_bits)
+        # not signbit: a zero has no sign
+        codes = np.less(y, 0, out=self._scratch("codes", y.shape, np.bool_)).view(np.uint8)
+        if self.mse_bits:
+            codes <<= self.mse_bits - 1
+            codes += self._cells(np.abs(y, out=None if self._sketch else y), unit)
+        if self._sketch is None:
+            return stored[:, None].astype(self.norm_dtype), codes
+        left, negative = self._residual(y, codes, norms(stored, self.mantissa_bits), exponent)
+        sketched = negative.view(np.uint8) << (self.bits - 1)
+        codes = codes | sketched if self.mse_bits else sketched
+        every = np.stack([stored, left], axis=1) if self.mse_bits else left[:, None]
+        return every.astype(self.norm_dtype), codes
+
+    def _cells(self, planes: NDArray[Any], unit: Float64) -> NDArray[np.uint8]:
+        """#{k : |y| > T_k} of planes |y| (d, n), unit (n,): T_k = floor((P_k + P_{k+1}) unit), with unit = R / 2^{f+3}.
+
+        (P_k + P_{k+1}) unit is exact in float64, and an integer is above T_k if and only if it is above that.
+        """
+        cells = self._scratch("cells", planes.shape, np.uint8)
+        above = self._scratch("above", planes.shape, np.bool_)
+        middles = self.points[:-1] + self.points[1:]
+        guess = self._guess
+        if guess is None:
+            cells[:] = 0
+            for middle in middles:
+                threshold = middle * unit
+                # below 2^24 as a float32, or above every |y|
+                threshold = np.floor(threshold).astype(np.float32) if self._haar is None else threshold
+                np.greater(planes, threshold, out=above)
+                cells += above.view(np.uint8)
+            return cells
+        # at most one threshold lies in a cell of the fine grid, or within its rounding: one exact comparison settles it
+        with np.errstate(divide="ignore"):
+            inverse = np.where(unit > 0, 1 / unit, 0.0).astype(planes.dtype)
+        place = self._scratch("place", planes.shape, planes.dtype)
+        np.multiply(planes, inverse * planes.dtype.type(GRID / (2 << self.fraction_bits)), out=place)
+        np.minimum(place, guess.size - 1, out=place)
+        number = self._scratch("number", planes.shape, np.int16)
+        np.copyto(number, place, casting="unsafe")
+        np.take(guess, number, out=cells, mode="clip")
+        threshold = self._scratch("threshold", planes.shape, np.float64)
+        np.take(np.append(middles, 1 << 30).astype(np.float64), cells, out=threshold, mode="clip")
+        threshold *= unit
+        np.greater(planes, threshold, out=above)
+        cells += above.view(np.uint8)
+        return cells
+
+    def _fine_grid(self) -> NDArray[np.uint8] | None:
+        """How many thresholds surely lie below each cell of a grid of GRID cells a unit; None if a cell may hold two of them."""
+        middles = (self.points[:-1] + self.points[1:]) / float(2 << self.fraction_bits) * GRID
+        starts = np.arange(int(middles.max(initial=0)) + 4)
+        below = np.searchsorted(middles, starts - SLACK, side="left")
+        up_to = np.searchsorted(middles, starts + 1 + SLACK, side="right")
+        return below.astype(np.uint8) if (up_to[:-1] - below[:-1]).max() <= 1 and below[-1] == middles.size else None
+
+    def _residual(
+        self, y: NDArray[Any], codes: NDArray[np.uint8], norm: Float64, exponent: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Norm codes (n,) of what the codes leave of y (d, n), and where its sketch is negative, (d, n)."""
+        assert self._sketch is not None
+        a, f = self._exact.bits, self.fraction_bits
+        scaled = np.ldexp(norm, a - exponent)  # the stored norm in the units of n
+        gain2 = 1.0 if self._haar is not None else float(self._exact.gain2)
+        r = y.astype(np.float64)
+        if self.mse_bits:
+            p = np.take(self._signed, codes, mode="clip").astype(np.float64)
+            if self._haar is None:
+                r = r * (4 << f) - p * np.floor(4.0 * np.sqrt(float(self._exact.m)) * scaled)
+            else:
+                r = (r - p * (scaled / (2.0**f * np.sqrt(self.dim)))) * (4 << f)
+            exponent = exponent - f - 2
+        largest = np.abs(r).max(axis=0)
+        rho, shift = _integers(r, largest, self._sketch.bits, axis=0)
+        squares = np.einsum("ij,ij->j", rho, rho) / gain2
+        stored = norm_codes(squares, exponent - a + shift - self._sketch.bits, self.mantissa_bits)
+        return stored, np.matmul(self._sketch.matrix, rho.astype(np.float32)) < 0
+
+    # -- codes to vectors ----------------------------------------------------------------------------------------------
+
+    def decode(self, codes: NDArray[np.uint8], stored: NDArray[np.int64], limit: float) -> NDArray[Any]:
+        """Planes of codes (d, n) and norm codes (n, 1 or 2) -> rows (n, d), float32 values of magnitude <= limit (float64 for "haar")."""
+        every = norms(stored, self.mantissa_bits)
+        if self._sketch is not None:
+            return self._decode_prod(codes, every, limit)
+        norm = every[:, 0]
+        planes = np.take(self._signed, codes, out=self._scratch("planes", codes.shape, np.float32), mode="clip")
+        if self._haar is not None:
+            rows = (self._haar.T @ planes).T * (norm / (2.0**self.fraction_bits * np.sqrt(self.dim)))[:, None]
+            return np.clip(rows, -limit, limit) + 0.0
+        rows = self._exact.inverse(planes, self._scratch)
+        rows *= self._signs
+        gain = norm / (float(1 << self.fraction_bits) * self.dim * np.sqrt(float(self._exact.m)))
+        f, k = np.frexp(gain)
+        gain = np.ldexp(np.rint(f * 2.0**24), k - 24)  # to 24 bits, as float32 has them, whatever the exponent
+        tiny = (gain > 0) & (gain < 2.0**-126)
+        with np.errstate(over="ignore"):
+            if tiny.any():
+                # the gain is no normal float32, but its product with an integer below 2^24 is exact in float64
+                rows = (rows * gain[:, None]).astype(np.float32)
+            else:
+                rows *= gain.astype(np.float32)[:, None]
+        if float(gain.max(initial=0.0)) * self._exact.row_sum * float(self.points[-1]) > limit:
+            np.clip(rows, -limit, limit, out=rows)
+        rows += np.float32(0)  # a zero is +0, however its sum was ordered
+        return rows
+
+    def _decode_prod(self, codes: NDArray[np.uint8], every: Float64, limit: float) -> NDArray[Any]:
+        """Both terms exact in integers, then each times its gain and their sum in float64."""
+        assert self._sketch is not None
+        ones = np.where(codes >> (self.bits - 1) != 0, np.float32(-1), np.float32(1))
+        terms = [(np.matmul(self._sketch.matrix.T, ones), np.sqrt(np.pi / 2) / SIGMA / self.dim * every[:, -1])]
+        if self.mse_bits:
+            p = np.take(self._signed, codes & ((1 << self.mse_bits) - 1), mode="clip")
+            terms.insert(0, (p, every[:, 0] / (2.0**self.fraction_bits * np.sqrt(float(self.dim)))))
+        rows = np.zeros((codes.shape[1], self.dim))
+        for planes, gain in terms:
+            if self._haar is not None:
+                rows += (self._haar.T @ planes).T * gain[:, None]
+            else:
+                # S^T q is below 2^24 but M S^T q need not be, where the dimension is large
+                exact = float(np.abs(planes).max(initial=0.0)) * self._exact.row_sum <= hadamard.EXACT
+                turned = self._exact.inverse(planes if exact else planes.astype(np.float64))
+                rows += turned * (gain / np.sqrt(float(self._exact.gain2)))[:, None]
+        if self._haar is None:
+            rows *= self._signs
+            rows = np.clip(rows, -limit, limit).astype(np.float32)
+        return np.clip(rows, -limit, limit) + rows.dtype.type(0)
+
+
+def _integers(
+    x: NDArray[Any], largest: NDArray[Any], bits: int, axis: int, out: NDArray[Any] | None = None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """round_half_even(x 2^{bits - e}), |.| <= 2^bits, with 2^{e-1} <= largest < 2^e along `axis`; and e. Exact but for that rounding."""
+    exponent = np.frexp(largest)[1].astype(np.int64)
+    shift = bits - exponent
+    one = x.dtype.type(1)
+    n = np.multiply(x, np.expand_dims(np.ldexp(one, np.minimum(shift, 127)), axis), out=out)
+    if (shift > 127).any():  # subnormal vectors: 2^shift itself is no float32
+        n *= np.expand_dims(np.ldexp(one, np.maximum(shift - 127, 0)), axis)
+    return np.rint(n, out=n), exponent
+
+
+@dataclass(frozen=True)
+class TurboQuant(Codec):
+    """TurboQuant with `bits` bits a coordinate, 1 to 8, data-oblivious. Head dimensions 1 to 1024, keys and values may differ.
+
+    seed: of the signs, the Haar rotation and the sketch, 0 <= seed < 2^63; keys and values, and data drawn from the same seed, get
+    other streams of random numbers. kind: "mse" (Theorem 1) or "prod" (Theorem 2: the last bit is a sign of the residual's sketch,
+    QJL). rotation: "hadamard", integer-exact, for use; "haar", in floating point, for claims about random rotations: its bytes may
+    differ between machines.
+
+    Numbers are taken in float32 and come back in the element type they came in, at most its largest number. `encode` raises
+    ValueError for NaN, inf, and float64 numbers that float32 cannot hold, with head, token and channel.
+
+    Held: bits + 16/d a number ("prod" above 1 bit: 32/d; above 6 bits twice that), and a header. Parts, token-major, so that a
+    growing stream grows at its end:
+
+        "shape"        reference.shape
+        "points"       2^{b-1} x uint16 P for the keys, then as many for the values; b = bits, in "prod" bits - 1 (b = 0: none)
+        "key norms"    tokens x kv_heads x norms (module docstring), 2 bytes each, above 6 bits 4; "prod" above 1 bit: norm, residual norm
+        "key codes"    tokens x kv_heads x head_dim codes, packed densely
+        "value norms", "value codes"   alike
+    """
+
+    bits: int = 3
+    seed: int = 0
+    kind: Literal["mse", "prod"] = "mse"
+    rotation: Literal["hadamard", "haar"] = "hadamard"
+
+    streaming = True
+    part_names = ("shape", "points", "key norms", "key codes", "value norms", "value codes")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or not isinstance(self.bits, (int, np.integer)):
+            raise TypeError(f"bits: expected an int, got {type(self.bits).__name__}")
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"bits: expected 1 to 8, got {self.bits}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
+            raise TypeError(f"seed: expected an int, got {type(self.seed).__name__}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed: expected 0 <= seed < 2^63, got {self.seed}")
+        if self.kind not in ("mse", "prod"):
+            raise ValueError(f'kind: expected "mse" or "prod", got {self.kind!r}')
+        if self.rotation not in ("hadamard", "haar"):
+            raise ValueError(f'rotation: expected "hadamard" or "haar", got {self.rotation!r}')
+
+    @property
+    def mse_bits(self) -> int:
+        """Bits of a code that name a point; "prod" has one less."""
+        return self.bits - (self.kind == "prod")
+
+    @property
+    def norms_each(self) -> int:
+        """Norms stored for a vector: of itself, and of its residual."""
+        return 2 if self.kind == "prod" and self.bits > 1 else 1
+
+    def encode_parts(self, data: Layer) -> list[Part]:
+        return self.start(data).parts()
+
+    def start(self, layer: Layer) -> Appender:
+        for name, dim in (("keys", layer.head_dim), ("values", layer.value_dim)):
+            if dim > hadamard.LARGEST:
+                raise ValueError(f"{name}: TurboQuant takes up to {hadamard.LARGEST} channels, got {dim}")
+        appender = _TurboAppender(self, Shape.of(layer))
+        appender.take(layer.keys, layer.values)
+        return appender
+
+    def decode_parts(self, parts: list[Reader]) -> Decoded:
+        shape = Shape.read(parts[0])
+        half = 1 << (self.mse_bits - 1) if self.mse_bits else 0
+        decoded = []
+        for side, dim, dtype, norm_part, code_part in (
+            ("key", shape.head_dim, shape.key_dtype, parts[2], parts[3]),
+            ("value", shape.value_dim, shape.value_dtype, parts[4], parts[5]),
+        ):
+            start = parts[1].offset
+            table = parts[1].array("<u2", half, f"{side} points").astype(np.int64)
+            if dim > hadamard.LARGEST:
+                parts[0].fail(f"{side}s: expected at most {hadamard.LARGEST} channels, got {dim}")
+            most = (8 << fraction_bits(dim)) - 1
+            if (np.diff(table, append=most) < 0).any():
+                parts[1].fail(f"{side} points: expected ascending numbers of at most {most}", start)
+            size = packing.packed_size(shape.rows * dim, self.bits)
+            norm_size = shape.rows * self.norms_each * (2 if self.bits <= 6 else 4)
+            for reader, expected, what in ((norm_part, norm_size, "norms"), (code_part, size, "codes")):
+                if reader.remaining != expected:
+                    reader.fail(f"{side} {what}: expected {expected} bytes, got {reader.remaining}")
+            if shape.rows:
+                plan = _Plan(self, side, dim, table)
+                decoded.append(_decode_side(plan, shape, side, dtype, norm_part, code_part))
+            else:  # no rotation is made for nothing: a header alone could ask for a large one
+                decoded.append(np.empty((shape.kv_heads, 0, dim), dtype))
+        parts[1].end("points")
+        return shape.decoded(*decoded)
+
+    def decode_flops(self, stream: bytes) -> int:
+        """Per vector the butterflies of the Hadamard blocks, d log2 B, the mixing of m blocks, 3 d, and the gain, d.
+
+        "haar": 2 d^2 in place of butterflies and mixing; "prod": 2 d^2 + 2 d more for S^T q and adding it.
+        """
+        from reference.inspection import inspect
+
+        total = 0
+        for shape in inspect(stream).shapes:
+            for dim in (shape.head_dim, shape.value_dim):
+                block = dim & -dim
+                turn = 2 * dim if self.rotation == "haar" else (block.bit_length() - 1) + (3 if block < dim else 0)
+                # the sketch's term joins the points' before one common rotation
+                total += shape.rows * dim * (turn + 1 + (2 * dim + 2 if self.kind == "prod" else 0))
+        return total
+
+
+def _blocks(tokens: int, heads: int) -> Iterator[slice]:
+    step = max(1, BLOCK // heads)
+    return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
+
+
+class _TurboAppender(Appender):
+    def __init__(self, codec: TurboQuant, shape: Shape) -> None:
+        super().__init__(codec, shape)
+        self._sides = [
+            _Side(_Plan(codec, "key", shape.head_dim), "keys"),
+            _Side(_Plan(codec, "value", shape.value_dim), "values"),
+        ]
+
+    def take(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        # both are coded before either is kept: nothing changes if one is refused
+        coded = [side.encode(array) for side, array in zip(self._sides, (keys, values))]
+        for side, pieces in zip(self._sides, coded):
+            side.keep(pieces)
+
+    def parts(self) -> list[Part]:
+        table = b"".join(side.plan.points.astype("<u2").tobytes() for side in self._sides)
+        return [self.shape.write(), table, *(part for side in self._sides for part in side.parts())]
+
+
+class _Side:
+    """Norms and codes of all keys (or values) so far."""
+
+    def __init__(self, plan: _Plan, name: str) -> None:
+        self.plan, self.name = plan, name
+        self._norms: list[bytes] = []
+        self._codes = packing.Packer(plan.bits)
+
+    def encode(self, array: NDArray[Any]) -> list[tuple[bytes, Any]]:
+        """array (kv_heads, tokens, d) -> a piece for each block: bytes of norms, and codes, packed where they fill whole bytes."""
+        heads, tokens, dim = array.shape
+        pieces: list[tuple[bytes, Any]] = []
+        scratch = _Scratch()
+        for block in _blocks(tokens, heads):
+            size = block.stop - block.start
+            x = scratch("x", (size, heads, dim), np.float32)
+            with np.errstate(over="ignore"):  # float64 beyond float32: found as inf below
+                np.copyto(x, array[:, block].transpose(1, 0, 2), casting="same_kind")
+            x = x.reshape(size * heads, dim)
+            try:
+                norm_codes, codes = self.plan.encode(x)
+            except FloatingPointError:
+                checks.finite(self.name, array, ("head", "token", "channel"))
+                raise ValueError(_beyond(self.name, array)) from None
+            if self.plan.bytewise:
+                packed = np.empty((dim * self.plan.bits // 8, len(x)), np.uint8)
+                packing.pack_planes(codes, self.plan.bits, packed)
+                pieces.append((norm_codes.tobytes(), packed.T.tobytes()))
+            else:
+                pieces.append((norm_codes.tobytes(), codes.T.copy()))
+        return pieces
+
+    def keep(self, pieces: list[tuple[bytes, Any]]) -> None:
+        for norm_bytes, codes in pieces:
+            self._norms.append(norm_bytes)
+            (self._codes.append_packed if self.plan.bytewise else self._codes.append)(codes)
+
+    def parts(self) -> list[Part]:
+        return [b"".join(self._norms), self._codes.bytes()]
+
+
+def _beyond(name: str, array: NDArray[Any]) -> str:
+    with np.errstate(over="ignore"):
+        where = np.unravel_index(int(np.argmax(np.isinf(array.astype(np.float32)))), array.shape)
+    head, token, channel = (int(i) for i in where)
+    return (
+        f"{name}: expected numbers that float32 can hold, in which TurboQuant computes, got {float(array[where])} "
+        f"at (head {head}, token {token}, channel {channel})"
+    )
+
+
+def _decode_side(
+    plan: _Plan, shape: Shape, side: str, dtype: np.dtype[Any], norm_part: Reader, code_part: Reader
+) -> NDArray[Any]:
+    heads, tokens, dim = shape.kv_heads, shape.tokens, plan.dim
+    start = norm_part.offset
+    stored = norm_part.array(plan.norm_dtype, shape.rows * plan.norms_each, f"{side} norms").astype(np.int64)
+    exponent = stored >> plan.mantissa_bits
+    wrong = (exponent >= LARGEST_EXPONENT + BIAS) | ((exponent == 0) & (stored != 0))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        norm_part.fail(
+            f"{side} norms: {stored[at]:#x} is no norm of float32 numbers", start + at * plan.norm_dtype.itemsize
+        )
+    stored = stored.reshape(shape.rows, plan.norms_each)
+    packed = codes = None
+    if plan.bytewise:
+        packed = code_part.array(np.uint8, code_part.remaining, f"{side} codes").reshape(
+            shape.rows, dim * plan.bits // 8
+        )
+    else:
+        codes = packing.unpack(code_part, shape.rows * dim, plan.bits).reshape(shape.rows, dim)
+    limit = float(np.finfo(np.float32).max if dtype == np.float64 else _largest(dtype))
+    out = np.empty((heads, tokens, dim), dtype)
+    scratch = _Scratch()
+    for block in _blocks(tokens, heads):
+        rows = slice(block.start * heads, block.stop * heads)
+        planes = scratch("codes", (dim, rows.stop - rows.start), np.uint8)
+        if packed is not None:
+            bytes_ = scratch("bytes", packed[rows].T.shape, np.uint8)
+            np.copyto(bytes_, packed[rows].T)
+            packing.unpack_planes(bytes_, plan.bits, planes)
+        else:
+            assert codes is not None
+            np.copyto(planes, codes[rows].T)
+        x = plan.decode(planes, stored[rows], limit)
+        out[:, block] = x.reshape(-1, heads, dim).transpose(1, 0, 2)
+    return out
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    if dtype.name == "bfloat16":
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(dtype).max)
+    return float(np.finfo(dtype).max)

@@ -1,0 +1,231 @@
+"""Write the golden vectors anew: `python -m tests.vectors.make`, and only when the stream format is meant to change.
+
+Each case is one JSON file, all that another implementation needs: the stream (hex), and what it must give.
+
+    valid/NAME.json      "stream", "inputs" (what was encoded), "codec", "parameters", "decoded"; arrays are {"dtype", "shape", "hex"},
+                         little-endian, C order
+    invalid/NAME.json    "stream", "error" (CorruptStream or StateMismatch), "offset", "why"
+    rans.json            symbols, tables, contexts, block, lanes -> payload
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvtheory
+import reference
+from kvtheory.layer import Decoded, Layer
+from reference import entropy_coding, packing, rans, stream
+from reference.rans import Tables
+
+HERE = Path(__file__).parent
+
+
+def numbers(seed: int, *shape: int) -> Any:
+    """Small multiples of 1/64: the same in every NumPy, and exact in every element type."""
+    words = kvtheory.randomness.raw_words(seed, "golden vectors", int(np.prod(shape)))
+    return ((words >> np.uint64(56)).astype(np.int64) - 128).reshape(shape) / 64.0
+
+
+def layer(seed: int, heads: int, tokens: int, dim: int, value_dim: int, dtype: str = "float32", **fields: Any) -> Layer:
+    from tests.reference.strategies import DTYPES
+
+    keys, values = numbers(seed, heads, tokens, dim), numbers(seed + 1, heads, tokens, value_dim)
+    return Layer(keys.astype(DTYPES[dtype]), values.astype(DTYPES[dtype]), **fields)
+
+
+def hard(dim: int) -> Layer:
+    """Rows that break codecs: zeros, a spike, a constant, subnormals, the largest numbers, halves that round to even."""
+    rows = np.zeros((1, 7, dim), np.float32)
+    rows[0, 1, dim // 2] = -70000
+    rows[0, 2] = 3
+    rows[0, 3] = 2.0**-149 * (np.arange(dim) % 4)
+    rows[0, 4] = np.finfo(np.float32).max * np.where(np.arange(dim) % 3, 1, -1)
+    rows[0, 5] = np.append(1 - 2.0**-24, (np.arange(dim - 1) + 0.5) / 2**14)
+    rows[0, 6] = numbers(99, dim) * 2.0**100
+    return Layer(rows, -rows[:, :, ::-1])
+
+
+def valid() -> dict[str, tuple[Any, Any]]:
+    """name -> (codec, layer or list of layers)."""
+    turbo = reference.TurboQuant
+    out: dict[str, tuple[Any, Any]] = {
+        "full-float32": (reference.Full(), layer(1, 2, 3, 4, 2)),
+        "full-float16": (reference.Full(), layer(2, 1, 2, 3, 3, "float16", index=7)),
+        "full-bfloat16": (reference.Full(), layer(3, 1, 2, 3, 3, "bfloat16", positions=np.array([5, 300]))),
+        "full-float64": (reference.Full(), layer(4, 1, 2, 2, 3, "float64", positions=np.array([0, 1 << 40]))),
+        "full-no-tokens": (reference.Full(), layer(5, 2, 0, 4, 4)),
+        "full-layers": (reference.Full(), [layer(6, 1, 2, 2, 2, index=0), layer(8, 2, 1, 3, 2, "float16", index=1)]),
+        "turboquant-3-d128": (turbo(3), layer(10, 2, 3, 128, 128)),
+        "turboquant-4-d96-bfloat16": (turbo(4), layer(12, 1, 3, 96, 64, "bfloat16")),
+        "turboquant-2-d80-float16": (
+            turbo(2, seed=12345),
+            layer(14, 2, 2, 80, 24, "float16", positions=np.array([1, 1])),
+        ),
+        "turboquant-3-d3": (turbo(3), layer(16, 1, 3, 3, 1)),
+        "turboquant-3-no-tokens": (turbo(3), layer(17, 1, 0, 8, 8)),
+        "turboquant-2-layers": (turbo(2), [layer(18, 1, 2, 8, 4, index=3), layer(20, 2, 1, 8, 16, index=4)]),
+        "turboquant-3-hard": (turbo(3, seed=1), hard(16)),
+        "turboquant-8-hard": (turbo(8), hard(12)),
+        "turboquant-prod-3-hard": (turbo(3, seed=2, kind="prod"), hard(8)),
+    }
+    for bits in range(1, 9):
+        out[f"turboquant-{bits}-d16"] = (turbo(bits, seed=bits), layer(30 + bits, 1, 3, 16, 8))
+    for bits in (1, 2, 4, 8):
+        out[f"turboquant-prod-{bits}-d16"] = (turbo(bits, seed=bits, kind="prod"), layer(50 + bits, 2, 2, 16, 6))
+    return out
+
+
+def invalid() -> dict[str, tuple[bytes, str]]:
+    """name -> (stream, why it must be refused)."""
+    good = reference.TurboQuant(3).encode(layer(1, 1, 2, 8, 8))
+    body = stream.unseal(good)
+    header, [parts] = stream.read(good)
+    raw = [bytes(part.rest()) for part in parts]
+
+    def with_part(i: int, part: bytes) -> bytes:
+        return stream.write(header, [[*raw[:i], part, *raw[i + 1 :]]])
+
+    return {
+        "empty": (b"", "no bytes"),
+        "magic": (b"\x92" + good[1:], "another magic"),
+        "cut": (good[:-7], "cut short: the checksum is wrong"),
+        "bit": (good[:40] + bytes([good[40] ^ 4]) + good[41:], "one bit altered: the checksum is wrong"),
+        "version": (stream.seal(b"\xff" + body[1:]), "a later format version"),
+        "kind": (stream.seal(body[:1] + b"\x07" + body[2:]), "no such kind of stream"),
+        "codec": (stream.seal(body.replace(b"TurboQuant", b"TurboQuack")), "no such codec"),
+        "junk": (stream.seal(body + b"\0"), "a byte behind the last part"),
+        "state": (
+            stream.write(stream.Header(stream.Kind.LAYER, "TurboQuant", header.parameters, bytes(16)), [raw]),
+            "written with a state that is not given",
+        ),
+        "bits": (stream.seal(body.replace(b"TurboQuant\x04\x06", b"TurboQuant\x04\x00")), "0 bits a code"),
+        "parts": (stream.write(header, [raw[:-1]]), "a part is missing"),
+        "tokens": (with_part(0, raw[0][:1] + b"\x03" + raw[0][2:]), "more tokens than norms and codes"),
+        "varint": (with_part(0, b"\x81\x00" + raw[0][1:]), "a varint not in its shortest form"),
+        "position": (with_part(0, raw[0][:-1] + b"\x01"), "a negative position"),
+        "points": (with_part(1, raw[1][2:4] + raw[1][:2] + raw[1][4:]), "points that fall"),
+        "norm": (with_part(2, b"\xff\xff" + raw[2][2:]), "a norm that no float32 vector has"),
+        "codes": (with_part(3, raw[3] + b"\0"), "a byte too many among the codes"),
+        "spare-bits": (
+            stream.write(
+                stream.Header(stream.Kind.LAYER, "TurboQuant", header.parameters),
+                [[reference.shape.Shape.of(layer(2, 1, 1, 3, 3)).write(), raw[1], *(2 * [b"\x80\x80", b"\x00\x80"])]],
+            ),
+            "a bit behind the last code is set",
+        ),
+        "nan": (
+            reference.Full().encode(layer(3, 1, 1, 2, 2)).replace(numbers(3, 1, 1, 2).astype("<f4").tobytes(), b"\x00\x00\xc0\x7f" * 2),
+            "NaN in a full cache, and a wrong checksum",
+        ),
+        "nan-sealed": (
+            stream.seal(stream.unseal(reference.Full().encode(layer(3, 1, 1, 2, 2))).replace(
+                numbers(3, 1, 1, 2).astype("<f4").tobytes(), b"\x00\x00\xc0\x7f" * 2)),
+            "NaN in a full cache",
+        ),
+    }  # fmt: skip
+
+
+def array(x: Any) -> dict[str, Any]:
+    little = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("<"))
+    return {"dtype": x.dtype.name, "shape": list(x.shape), "hex": little.tobytes().hex()}
+
+
+def unarray(record: dict[str, Any]) -> Any:
+    from tests.reference.strategies import DTYPES
+
+    dtype = np.dtype(DTYPES.get(record["dtype"], record["dtype"]))
+    raw = np.frombuffer(bytes.fromhex(record["hex"]), f"<u{dtype.itemsize}")
+    return raw.astype(raw.dtype.newbyteorder("=")).view(dtype).reshape(record["shape"])
+
+
+def decoded_record(decoded: Decoded) -> dict[str, Any]:
+    return {
+        "keys": array(decoded.keys),
+        "values": array(decoded.values),
+        "log_weights": array(decoded.log_weights),
+        "positions": array(decoded.positions),
+        "kept": array(decoded.kept),
+    }
+
+
+def rans_cases() -> list[dict[str, Any]]:
+    out = []
+    for lanes, block, count, contexts in (
+        (8, 40, 100, [0, 1, 1]),
+        (32, 64, 64, [0]),
+        (32, 1000, 70, [1, 0]),
+        (8, 16, 0, [0]),
+    ):
+        tables = Tables(np.stack([rans.frequencies([50, 20, 20, 9, 1]), rans.frequencies([0, 1, 0, 1, 0])]))
+        words = kvtheory.randomness.raw_words(count, "golden vectors", count)
+        used = np.resize(np.resize(contexts, block), count)
+        symbols = np.where(
+            used == 1, 1 + 2 * (words % 2).astype(np.int64), (words >> np.uint64(60)).astype(np.int64) % 5
+        )
+        payload = rans.encode(symbols, tables, contexts, block=block, lanes=lanes)
+        out.append(
+            {
+                "frequencies": tables.frequencies.tolist(), "tables": tables.write().hex(), "contexts": contexts, "block": block,
+                "lanes": lanes, "symbols": symbols.tolist(), "payload": payload.hex(),
+                "range": entropy_coding.range_encode(symbols, tables, np.resize(contexts, block)).hex() if count <= block else None,
+            }
+        )  # fmt: skip
+    return out
+
+
+def packing_cases() -> list[dict[str, Any]]:
+    out = []
+    for bits in packing.WIDTHS:
+        words = kvtheory.randomness.raw_words(bits, "golden vectors", 11)
+        codes = (words >> np.uint64(64 - bits)).astype(np.int64)
+        out.append({"bits": bits, "codes": codes.tolist(), "packed": packing.pack(codes, bits).hex()})
+    return out
+
+
+def write(path: Path, record: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    for name, (codec, data) in valid().items():
+        layers = data if isinstance(data, list) else [data]
+        made = reference.encode_cache(codec, data) if isinstance(data, list) else codec.encode(data)
+        decoded = reference.decode(made)
+        write(
+            HERE / "valid" / f"{name}.json",
+            {
+                "codec": codec.codec_id,
+                "parameters": codec.parameters,
+                "stream": made.hex(),
+                "inputs": [
+                    {
+                        "keys": array(one.keys),
+                        "values": array(one.values),
+                        "positions": array(one.positions),
+                        "index": one.index,
+                    }
+                    for one in layers
+                ],
+                "decoded": [decoded_record(one) for one in (decoded if isinstance(decoded, list) else [decoded])],
+            },
+        )
+    for name, (data, why) in invalid().items():
+        try:
+            reference.decode(data)
+        except (reference.CorruptStream, reference.StateMismatch) as problem:
+            error, offset = type(problem).__name__, getattr(problem, "offset", None)
+        else:
+            raise AssertionError(f"{name} decodes")
+        write(HERE / "invalid" / f"{name}.json", {"stream": data.hex(), "error": error, "offset": offset, "why": why})
+    write(HERE / "rans.json", rans_cases())
+    write(HERE / "packing.json", packing_cases())
+
+
+if __name__ == "__main__":
+    main()
