@@ -109,16 +109,17 @@ def numerical(
 ) -> Evidence:  # fmt: skip
     """Float64 comparison: "=" within `tolerance` relative to the larger side; "<=" and ">=" with that much room.
 
-    `because` says where the tolerance comes from (conditioning, sizes, a quadrature's error estimate).
+    `because` says where the tolerance comes from (conditioning, sizes, a quadrature's error estimate). NaN or inf cannot tell.
     """
     observed, predicted = float(observed), float(predicted)
     room = tolerance * max(abs(observed), abs(predicted))
     difference = observed - predicted
-    agrees: bool = {
+    agrees: bool | None = {
         "=": abs(difference) <= room, "!=": abs(difference) > room, "<=": difference <= room, ">=": difference >= -room,
         "<": difference < -room, ">": difference > room,
     }[relation]  # fmt: skip
-    agrees = agrees and math.isfinite(observed) and math.isfinite(predicted)
+    if not (math.isfinite(observed) and math.isfinite(predicted)):
+        agrees = None  # a NaN supports no verdict, least of all "fails as stated"
     return Evidence(
         kind="numerical", role=role, what=what, ran_on=ran_on, observed=observed, relation=relation, predicted=predicted,
         agrees=agrees, tolerance=tolerance, because=because, **more,

@@ -24,7 +24,7 @@ from kvtheory.statistics import Interval
 from proofs_checks.claim import Claim, Verdict
 from proofs_checks.context import FAMILY_LEVEL, Context
 from proofs_checks.evidence import Evidence
-from proofs_checks.papers import PAPERS
+from proofs_checks.papers import OWN, PAPERS
 from proofs_checks.run import Outcome
 
 SCHEMA_VERSION = 1
@@ -205,9 +205,11 @@ def succeeded(ledger: dict[str, Any]) -> bool:
 
 
 def order_for_reading(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Not run first, then what differs from expectation, then the rest in the ledger's order."""
+    """Not run first, then what differs from expectation, then the rest; each paper's together, our own statements last."""
+    papers = list(dict.fromkeys(r["paper"] for r in records if r["paper"] != OWN)) + [OWN]
 
-    def rank(record: dict[str, Any]) -> int:
-        return 0 if record["verdict"] == Verdict.NOT_RUN else (2 if record["as_expected"] else 1)
+    def rank(record: dict[str, Any]) -> tuple[int, int]:
+        first = 0 if record["verdict"] == Verdict.NOT_RUN else (2 if record["as_expected"] else 1)
+        return first, papers.index(record["paper"])
 
     return sorted(records, key=rank)

@@ -3,6 +3,10 @@
 from typing import NamedTuple
 
 
+#: key of the statements that no paper makes
+OWN = "kvtheory"
+
+
 class Paper(NamedTuple):
     title: str
     authors: str
@@ -40,5 +44,11 @@ PAPERS = {
         "A. Zandieh, M. Daliri, M. Hadian, V. Mirrokni",
         "2025-04-28",
         "https://arxiv.org/abs/2504.19874",
+    ),
+    OWN: Paper(
+        "Statements of our own, made while checking the papers'",
+        "the kvtheory developers",
+        "2026-11-29",
+        "docs/findings.md",
     ),
 }

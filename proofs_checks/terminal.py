@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from proofs_checks.ledger import order_for_reading
+from proofs_checks.papers import OWN
 
 _STYLE = {
     "holds": "green",
@@ -88,7 +89,8 @@ def summary(console: Console, ledger: dict[str, Any]) -> None:
     for r in order_for_reading(ledger["claims"]):
         if r["paper"] != paper:
             paper = r["paper"]
-            console.print(f"\n[bold]{ledger['papers'][paper]['title']}[/] [dim](arXiv {paper})[/]")
+            source = "" if paper == OWN else f" [dim](arXiv {paper})[/]"
+            console.print(f"\n[bold]{ledger['papers'][paper]['title']}[/]{source}")
         expected = "" if r["as_expected"] else f" [bold red](expected: {r['expected']})[/]"
         console.print(f"  [{_STYLE[r['verdict']]}]{r['verdict']:<24}[/] {escape(r['id'])}{expected}")
         console.print(f"  {'':<24} [dim]{escape(headline(r))}[/]")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proofs_checks.ledger import order_for_reading
+from proofs_checks.papers import OWN
 from proofs_checks.terminal import headline, mutants_line, number, pair
 
 
@@ -35,12 +36,11 @@ def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
     )  # fmt: skip
     environment.filters.update(number=number, pair=pair, headline=headline, mutants=mutants_line)
     pictures = {name: (_inline(path), caption) for name, (path, caption) in figures.items()}
-    by_paper = {
-        key: [r for r in ledger["claims"] if r["paper"] == key]
-        for key in dict.fromkeys(r["paper"] for r in ledger["claims"])
-    }
+    records = order_for_reading(ledger["claims"])
+    keys = sorted(dict.fromkeys(r["paper"] for r in ledger["claims"]), key=lambda key: key == OWN)
+    by_paper = {key: [r for r in ledger["claims"] if r["paper"] == key] for key in keys}
     return environment.get_template("ledger.html").render(
-        ledger=ledger, records=order_for_reading(ledger["claims"]), by_paper=by_paper, pictures=pictures
+        ledger=ledger, records=records, own=OWN, by_paper=by_paper, pictures=pictures
     )
 
 
