@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-
 #: key of the statements that no paper makes
 OWN = "kvtheory"
 

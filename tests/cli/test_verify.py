@@ -47,7 +47,9 @@ def test_a_wrong_formula_turns_the_exit_status(tmp_path, monkeypatch):
     if not hasattr(true(kvtheory.entropy.FiniteLanguage({(0,): 1}), lambda p: p), "_replace"):
         pytest.skip("record is no named tuple")
     monkeypatch.setattr(kvtheory.entropy, "sequential", swapped)
-    done = run("verify", "--claim", "sequential/per-step-entropy", "--cache", "none", "--no-figures", "--out", str(tmp_path))
+    done = run(
+        "verify", "--claim", "sequential/per-step-entropy", "--cache", "none", "--no-figures", "--out", str(tmp_path)
+    )
     assert done.exit_code == 1, done.output
     assert "differs" in done.output
 
@@ -74,6 +76,9 @@ def test_modules_run_as_programs(module):
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
-    assert kvtheory.__version__ in subprocess.run(
-        [sys.executable, "-m", "kvtheory", "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    assert (
+        kvtheory.__version__
+        in subprocess.run(
+            [sys.executable, "-m", "kvtheory", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    )

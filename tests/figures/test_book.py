@@ -11,7 +11,7 @@ from figures import book
 def test_every_module_is_whole():
     for name, module_name in figures.names().items():
         module = importlib.import_module(module_name)
-        assert module.NAME == name and module.CAPTION.endswith(".") and len(module.CAPTION) > 60
+        assert name == module.NAME and module.CAPTION.endswith(".") and len(module.CAPTION) > 60
         assert callable(module.draw) and callable(module.table)
 
 
