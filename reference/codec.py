@@ -14,6 +14,7 @@ A codec fitted to calibration data also overrides `state_parts` and `from_state`
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -98,7 +99,7 @@ class Codec(abc.ABC):
         """Name and value of each constructor argument that is written into the stream."""
         return {name: getattr(self, name) for name in parameters.names(type(self))}
 
-    @property
+    @functools.cached_property
     def state(self) -> bytes:
         """What was fitted to calibration data, as a sealed byte string for `reference.load`; b"" if nothing was."""
         parts = self.state_parts()
@@ -135,7 +136,11 @@ class Codec(abc.ABC):
         return self.start(self._require(layer_so_far))
 
     def _header(self, kind: Kind) -> Header:
-        return Header(kind, self.codec_id, parameters.write(self), stream.digest(self.state))
+        return Header(kind, self.codec_id, parameters.write(self), self._digest)
+
+    @functools.cached_property
+    def _digest(self) -> bytes:
+        return stream.digest(self.state)
 
     def _require(self, layer: Any) -> Layer:
         if not isinstance(layer, Layer):
@@ -155,16 +160,14 @@ class Codec(abc.ABC):
             raise CorruptStream(
                 f"codec: expected a stream of {self.codec_id}, got one of {header.codec}", len(stream.MAGIC) + 2
             )
-        state = self.state
-        if header.digest != stream.digest(state):
-            raise StateMismatch(
-                f"{self.codec_id}: the stream was written with {_state_name(header.digest)}, given is {_state_name(stream.digest(state))}"
-            )
+        if header.digest != self._digest:
+            written, held = _state_name(header.digest), _state_name(self._digest)
+            raise StateMismatch(f"{self.codec_id}: the stream was written with {written}, given is {held}")
         wanted = (Kind.CACHE,) if self.scope == "cache" else (Kind.LAYER, Kind.LAYERS)
         if header.kind not in wanted:
             raise CorruptStream(f"kind: expected {wanted[0].name}, got {header.kind.name}", len(stream.MAGIC) + 1)
         # a fitted codec's parameters are part of its state, whose digest matched
-        return self if state else from_parameters(type(self), header)
+        return self if self._digest else from_parameters(type(self), header)
 
     def _named(self, group: list[Reader]) -> list[Reader]:
         if len(group) != len(self.part_names):

@@ -79,14 +79,20 @@ class Rotation:
         """M applied to each row of x (n, d), as planes (d, n): plane i holds coordinate i of all vectors. Integers in float32."""
         n, p, q = len(x), len(self.left), len(self.right)
         inner = np.matmul(self.right, x.reshape(n * p, q).T, out=scratch("inner", (q, n * p), x.dtype))  # [q'][n][p]
-        outer = np.matmul(self.left, inner.reshape(q * n, p).T, out=scratch("outer", (p, q * n), x.dtype))  # [p'][q'][n]
+        outer = np.matmul(
+            self.left, inner.reshape(q * n, p).T, out=scratch("outer", (p, q * n), x.dtype)
+        )  # [p'][q'][n]
         return outer.reshape(self.dim, n)
 
     def inverse(self, planes: Float32, scratch: Scratch = _fresh) -> Float32:
         """M^T applied to planes (d, n), as rows (n, d): inverse(forward(x)) = m d x. Integers in float32."""
         n, p, q = planes.shape[1], len(self.left), len(self.right)
-        inner = np.matmul(planes.reshape(p, q * n).T, self.left, out=scratch("inner", (q * n, p), planes.dtype))  # [q][n][p']
-        outer = np.matmul(inner.reshape(q, n * p).T, self.right, out=scratch("outer", (n * p, q), planes.dtype))  # [n][p'][q']
+        inner = np.matmul(
+            planes.reshape(p, q * n).T, self.left, out=scratch("inner", (q * n, p), planes.dtype)
+        )  # [q][n][p']
+        outer = np.matmul(
+            inner.reshape(q, n * p).T, self.right, out=scratch("outer", (n * p, q), planes.dtype)
+        )  # [n][p'][q']
         return outer.reshape(n, self.dim)
 
     def matrix(self) -> NDArray[np.int64]:

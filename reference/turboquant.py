@@ -55,7 +55,7 @@ from reference.stream import Part, Reader
 __all__ = ["TurboQuant", "norm_codes", "norms", "points"]
 
 #: vectors taken at once: a block of float32 coordinates stays in the cache
-BLOCK = 1024
+BLOCK = 2048
 #: cells a unit of the grid on which a cell of many is guessed; in float32 a place below 2^13 is off by less than SLACK cells
 GRID, SLACK = 256, 0.5
 #: exponent of a stored norm is biased by this; 0 stands for the norm 0
@@ -173,15 +173,15 @@ class _Plan:
             unit = np.sqrt(squares / self.dim) / (2 << self.fraction_bits)
         stored = norm_codes(squares, exponent - self._exact.bits, self.mantissa_bits)
         # not signbit: a zero has no sign
-        codes = np.less(y, 0, out=self._scratch("codes", y.shape, np.bool_)).view(np.uint8)
+        codes: NDArray[np.uint8] = np.less(y, 0, out=self._scratch("codes", y.shape, np.bool_)).view(np.uint8)
         if self.mse_bits:
             codes <<= self.mse_bits - 1
             codes += self._cells(np.abs(y, out=None if self._sketch else y), unit)
         if self._sketch is None:
             return stored[:, None].astype(self.norm_dtype), codes
         left, negative = self._residual(y, codes, norms(stored, self.mantissa_bits), exponent)
-        sketched = negative.view(np.uint8) << (self.bits - 1)
-        codes = codes | sketched if self.mse_bits else sketched
+        sketched = np.left_shift(negative.view(np.uint8), self.bits - 1, dtype=np.uint8)
+        codes = np.bitwise_or(codes, sketched) if self.mse_bits else sketched
         every = np.stack([stored, left], axis=1) if self.mse_bits else left[:, None]
         return every.astype(self.norm_dtype), codes
 

@@ -261,7 +261,7 @@ def test_seeds_and_sides_have_signs_of_their_own():
 # -- prod --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3])
+@pytest.mark.parametrize("bits", [1, 3])
 def test_prod_is_unbiased_and_mse_is_not(bits):
     """E <y, x_hat> = <y, x> over seeds for a fixed x and y along it; "mse" shrinks by D (theory.md section 4)."""
     dim = 32
@@ -270,7 +270,7 @@ def test_prod_is_unbiased_and_mse_is_not(bits):
     own = kvtheory.Layer(x.astype(np.float32)[None, None], np.zeros((1, 1, 1), np.float32))
     seen = {
         kind: np.array(
-            [reference.decode(reference.TurboQuant(bits, seed, kind).encode(own)).keys[0, 0] @ x for seed in range(400)]
+            [reference.decode(reference.TurboQuant(bits, seed, kind).encode(own)).keys[0, 0] @ x for seed in range(300)]
         )
         for kind in ("mse", "prod")
     }
