@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
     if scheduler is None:
         if jobs < 1:
             raise ValueError(f"jobs: expected at least 1, got {jobs}")
-        with ProcessPoolExecutor(jobs) as pool:
+        # Ctrl-C reaches the whole process group: the parent decides, workers finish or are ended by it without tracebacks
+        with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
             yield pool
         return
     try:
@@ -124,6 +126,7 @@ def _write(path: Path, value: Any) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(value, file, allow_nan=False)
+        os.chmod(scratch, 0o644)
         os.replace(scratch, path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

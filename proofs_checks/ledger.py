@@ -7,6 +7,7 @@ Layout of the output folder: `ledger.json`, `claims/<id>.json` (what `--resume` 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -71,13 +72,10 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
-def source_digest() -> str:
-    """SHA-256 of all source files of kvtheory, reference and proofs_checks: a run is continued only under the same sources."""
-    import proofs_checks
-    import reference
-
+def source_digest(packages: Sequence[str] = ("kvtheory", "reference", "proofs_checks")) -> str:
+    """SHA-256 of all source files of these packages: a run is continued only under the same sources."""
     digest = hashlib.sha256()
-    for package in (kvtheory, reference, proofs_checks):
+    for package in map(importlib.import_module, packages):
         root = Path(str(package.__file__)).parent
         for path in sorted(
             p for p in root.rglob("*") if p.suffix in (".py", ".html", ".json", ".safetensors") and p.is_file()

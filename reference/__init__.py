@@ -52,6 +52,7 @@ _NAMES = {
 }
 _MODULES = (
     "codec",
+    "compare",
     "entropy_coding",
     "errors",
     "hadamard",

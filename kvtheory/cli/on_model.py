@@ -1,0 +1,165 @@
+"""The second kind of task of `kvtheory compare`: a codec on all layers at once, judged by the model's own next tokens.
+
+The model reads the prefix, its cache is replaced by the decoded one in every chosen layer, and the text goes on, teacher-forced
+(`kvtheory.models.Runner`). Other than the attention error, which isolates the compressed part, this is the model as it would run:
+each token also sees the exact tokens between the prefix and itself, and errors go through all later layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtheory.statistics import Interval, bootstrap_ratios
+from kvtheory.sweep import Task
+from reference.codec import Codec
+from reference.compare.sources import Source, Split, divide, open_cache
+from reference.compare.summary import without_seed
+from reference.compare.tables import COLUMNS, parquet
+from reference.compare.tasks import task_key, through_bytes
+
+Row = dict[str, Any]
+
+#: model.parquet: name -> (type of pyarrow, may be null, meaning)
+MODEL_COLUMNS: dict[str, tuple[str, bool, str]] = {
+    **{n: COLUMNS[n] for n in ("model", "text", "cache", "codec", "parameters", "state", "bits", "seed", "dtype", "prefix", "held")},
+    "layers": ("string", False, "indices of the layers whose cache is replaced"),
+    "segment": ("int32", False, "segment of consecutive positions behind the prefix"),
+    "positions": ("int32", False, "positions in the segment"),
+    "kl_bits": ("double", False, "sum over the positions of KL(plain || replaced) of the next-token laws, bits"),
+    "agree": ("int32", False, "positions at which both rank the same token first"),
+    "predicted": ("int32", False, "positions whose next token is in the text"),
+    "plain_surprisal_bits": ("double", False, "sum over these of -log2 P(next token) of the plain model"),
+    "surprisal_bits": ("double", False, "the same of the model on the replaced cache"),
+    "stream_bytes": ("int64", False, "bytes of all streams of the replaced layers"),
+    "held_bits": ("double", False, "8 stream_bytes / numbers of these layers' prefix"),
+    "state_bytes": COLUMNS["state_bytes"],
+}  # fmt: skip
+
+
+def plan(one: Source, model: str, codecs: Sequence[Codec], layers: Sequence[int] | None, split: Split) -> list[Task]:
+    """One task for each codec on a captured source of `model` (a name, path or hub id)."""
+    indices = tuple(one.layers) if layers is None else tuple(layers)
+    numbers = {i: one.layers[i] for i in indices}
+    return [
+        Task(task_key(one, codec, indices, split), evaluate, (one.path, one.digest, model, numbers, codec, split))
+        for codec in codecs
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _runner(model: str) -> Any:
+    from kvtheory import models
+    from kvtheory.models.runner import Runner
+
+    tokenizer, loaded = models.load(model)
+    return Runner(loaded, tokenizer)
+
+
+def evaluate(path: str, digest: str, model: str, layers: dict[int, int], codec: Codec, split: Split) -> list[Row]:
+    """Encode, decode, replace, run: a row for each segment of the positions behind the prefix."""
+    cache = open_cache(path)
+    assert cache.tokens is not None
+    coded = [divide(cache[number], split)[0] for number in layers.values()]
+    found = through_bytes(codec, coded)
+    total = found[0].stream_bytes if codec.scope == "cache" else sum(one.stream_bytes for one in found)
+    numbers = sum(layer.keys.size + layer.values.size for layer in coded)
+    decoded = {index: one.decoded for index, one in zip(layers, found)}
+    seen = _runner(model).evaluate(cache.tokens[: split.prefix + split.held], split.prefix, decoded)
+    edges = np.arange(split.segments + 1) * len(seen.kl_bits) // split.segments
+    rows = []
+    for segment in range(split.segments):
+        own = slice(edges[segment], edges[segment + 1])
+        rows.append(
+            {
+                "segment": segment,
+                "positions": len(seen.kl_bits[own]),
+                # rounding may leave a law compared with itself a little below 0
+                "kl_bits": max(0.0, float(seen.kl_bits[own].sum())),
+                "agree": int(seen.agrees[own].sum()),
+                "predicted": len(seen.surprisal_bits[own]),
+                "plain_surprisal_bits": float(seen.plain_surprisal_bits[own].sum()),
+                "surprisal_bits": float(seen.surprisal_bits[own].sum()),
+                "stream_bytes": total,
+                "held_bits": 8 * total / numbers,
+                "state_bytes": codec.state_bytes,
+            }
+        )
+    return rows
+
+
+def write(folder: Path, rows: Sequence[Row]) -> Path:
+    """model.parquet in `folder`."""
+    path = folder / "model.parquet"
+    parquet(path, MODEL_COLUMNS, rows)
+    return path
+
+
+@dataclass(frozen=True)
+class OnModel:
+    """A codec on the whole model, all seeds pooled. kl_bits: mean over positions, with its bootstrap interval over segments."""
+
+    codec: str
+    parameters: dict[str, Any]
+    bits: float | None
+    held_bits: float
+    kl_bits: Interval
+    agreement: float
+    perplexity: float
+    plain_perplexity: float
+
+
+def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[tuple[str, int], list[OnModel]]:
+    """(cache, prefix) -> its points, in the order of the rows. The same segments are drawn for all codecs."""
+    sources: dict[tuple[str, int], dict[tuple[str, str, str], list[Row]]] = {}
+    for row in rows:
+        name = (row["codec"], without_seed(row), row["state"])
+        sources.setdefault((row["cache"], row["prefix"]), {}).setdefault(name, []).append(row)
+    found = {}
+    for source, points in sources.items():
+        segments = 1 + max(row["segment"] for group in points.values() for row in group)
+        sums = np.zeros((2, len(points), 1, segments))
+        for i, group in enumerate(points.values()):
+            for row in group:
+                sums[:, i, 0, row["segment"]] += row["kl_bits"], row["positions"]
+        boot = bootstrap_ratios(sums[0], sums[1], level, seed=seed)
+
+        def mean(group: list[Row], over: str, under: str) -> float:
+            return float(sum(r[over] for r in group) / sum(r[under] for r in group))
+
+        found[source] = [
+            OnModel(
+                codec=name[0],
+                parameters=json.loads(name[1]),
+                bits=group[0]["bits"],
+                held_bits=float(np.mean([r["held_bits"] for r in group])),
+                kl_bits=boot.interval(i),
+                agreement=mean(group, "agree", "positions"),
+                perplexity=2 ** mean(group, "surprisal_bits", "predicted"),
+                plain_perplexity=2 ** mean(group, "plain_surprisal_bits", "predicted"),
+            )
+            for i, (name, group) in enumerate(points.items())
+        ]
+    return found
+
+
+def picture(point: OnModel, label: str) -> dict[str, Any]:
+    """The data of one point of figure "pareto"."""
+    return {
+        "label": label,
+        "bits": point.bits,
+        "held_bits": point.held_bits,
+        "error": point.kl_bits.estimate,
+        "low": point.kl_bits.low,
+        "high": point.kl_bits.high,
+        "agreement": point.agreement,
+        "perplexity": point.perplexity,
+        "plain_perplexity": point.plain_perplexity,
+        "by_layer": [],
+    }

@@ -1,0 +1,50 @@
+"""Codecs compared on captured caches, in one unit: attention error at the rate that their real bytes hold.
+
+For one layer (kvtheory design, section 1):
+
+    coded      the tokens at positions < prefix, as float16 (or another element type): encode -> bytes -> decode
+    held out   the true queries at positions prefix .. prefix + held - 1, which no codec sees
+    error      sum ||o_hat - o||^2 / sum ||o||^2, o = sum_h a_h V W_O^h over the captured prefix, o_hat over the decoded one
+
+The held-out queries are taken as *future queries*: each sees exactly the compressed prefix, all of it (query_positions None), and none
+of the tokens between the prefix and itself, which a real decoder would hold besides. So the error is that of the compressed part alone,
+the same for the first held-out query and the last; what the model's own output loses is smaller, as fresh tokens share the weight.
+A layer with a sliding window is measured alike; its column `window` says that true queries would see less.
+
+Numerator and denominator are kept for each segment of consecutive held-out queries, of the whole layer and of each KV head group (its
+query heads only, all others exact). Intervals resample segments, the same ones for all codecs: `summarise`. They speak of queries
+on this text; other texts are other sweeps.
+
+    sources = [compare.source("sample")]
+    codecs = compare.codecs_at(["Full", "TurboQuant"], bits=[2, 3, 4])
+    tasks = compare.plan(sources, codecs)
+    with kvtheory.sweep.executor(2) as pool:
+        rows, timings = kvtheory.sweep.run(tasks, pool, "report/compare", same={})
+    compare.write("report/compare", rows, timings)             # Parquet; docs/compare.md has the columns
+    compare.summarise(rows)
+"""
+
+from reference.compare.sources import DTYPES, Source, Split, divide, source
+from reference.compare.summary import Point, Summary, at_held_bits, picture, summarise
+from reference.compare.tables import COLUMNS, TIMING_COLUMNS, host, write
+from reference.compare.tasks import codecs_at, measure, plan
+
+__all__ = [
+    "COLUMNS",
+    "DTYPES",
+    "TIMING_COLUMNS",
+    "Point",
+    "Source",
+    "Split",
+    "Summary",
+    "at_held_bits",
+    "codecs_at",
+    "divide",
+    "host",
+    "measure",
+    "picture",
+    "plan",
+    "source",
+    "summarise",
+    "write",
+]

@@ -1,0 +1,238 @@
+"""What the rows of a comparison say: geometric means with paired intervals, and codecs at equal held bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
+
+__all__ = ["Point", "Summary", "at_held_bits", "picture", "summarise", "without_seed"]
+
+Row = dict[str, Any]
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A codec at one nominal rate on one source.
+
+    error: geometric mean of the layers' errors (and over seeds). head_error: alike over all KV heads of all layers. by_layer: index ->
+    error, geometric mean over seeds. held_bits: of all layers; amortised_bits: with the state shared by the table's layers.
+    """
+
+    codec: str
+    label: str
+    parameters: Mapping[str, Any]
+    bits: float | None
+    held_bits: float
+    amortised_bits: float
+    state_bytes: int
+    error: Interval
+    head_error: Interval
+    by_layer: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All points on one source. `bootstrap` has their paired replicates over layers, in the order of `points`."""
+
+    model: str
+    text: str
+    cache: str
+    prefix: int
+    held: int
+    dtype: str
+    queries: int
+    segments: int
+    layers: tuple[int, ...]
+    windowed: tuple[int, ...]
+    points: tuple[Point, ...]
+    bootstrap: RatioBootstrap = field(repr=False)
+
+    def curves(self) -> dict[str, list[int]]:
+        """Label -> numbers of its points, by held bits."""
+        found: dict[str, list[int]] = {}
+        for i, point in enumerate(self.points):
+            found.setdefault(point.label, []).append(i)
+        return {label: sorted(own, key=lambda i: self.points[i].held_bits) for label, own in found.items()}
+
+
+def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0, draws: int = 5000) -> list[Summary]:
+    """A Summary for each source in the rows of a sweep, in their order.
+
+    All codecs of a source must have been measured on the same layers; ValueError if not.
+    """
+    sources: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        sources.setdefault(tuple(row[n] for n in ("model", "text", "cache", "prefix", "held", "dtype")), []).append(row)
+    return [_summary(key, own, level, seed, draws) for key, own in sources.items()]
+
+
+def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, draws: int) -> Summary:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["codec"], without_seed(row), row["state"]), []).append(row)
+    names = list(groups)
+    units, numerators, denominators = _tensor(groups, lambda r: r["head"] is None)
+    by_layer = bootstrap_ratios(numerators, denominators, level, seed=seed, draws=draws)
+    by_head = bootstrap_ratios(*_tensor(groups, lambda r: r["head"] is not None)[1:], level, seed=seed, draws=draws)
+    layers = tuple(dict.fromkeys(layer for layer, _, _ in units))
+    with np.errstate(divide="ignore"):  # an error of 0
+        logs = np.log(numerators.sum(axis=2)) - np.log(denominators.sum(axis=2))
+    points = []
+    for p, (name, label) in enumerate(zip(names, _labels(names))):
+        own = list({(r["layer"], r["seed"]): r for r in groups[name]}.values())
+        numbers = sum(r["numbers"] for r in own)
+        held = sum(r["held_bits"] * r["numbers"] for r in own) / numbers
+        state_bytes = own[0]["state_bytes"]
+        points.append(
+            Point(
+                codec=name[0],
+                label=label,
+                parameters=json.loads(name[1]),
+                bits=own[0]["bits"],
+                held_bits=held,
+                amortised_bits=held + 8 * state_bytes * len({r["seed"] for r in own}) / numbers,
+                state_bytes=state_bytes,
+                error=by_layer.interval(p),
+                head_error=by_head.interval(p),
+                by_layer={
+                    layer: float(np.exp(np.mean([logs[p, u] for u, unit in enumerate(units) if unit[0] == layer])))
+                    for layer in layers
+                },
+            )
+        )
+    one = {r["segment"]: r["queries"] for r in rows if r["layer"] == layers[0]}
+    windowed = {r["layer"] for r in rows if r["window"] is not None}
+    model, text, cache, prefix, held_positions, dtype = key
+    return Summary(
+        model=model,
+        text=text,
+        cache=cache,
+        prefix=prefix,
+        held=held_positions,
+        dtype=dtype,
+        queries=sum(one.values()),
+        segments=len(one),
+        layers=layers,
+        windowed=tuple(layer for layer in layers if layer in windowed),
+        points=tuple(points),
+        bootstrap=by_layer,
+    )
+
+
+def without_seed(row: Row) -> str:
+    """A row's parameters but the seed, JSON."""
+    return json.dumps({k: v for k, v in json.loads(row["parameters"]).items() if k != "seed"}, sort_keys=True)
+
+
+def _tensor(
+    groups: Mapping[tuple[str, str, str], list[Row]], wanted: Callable[[Row], bool]
+) -> tuple[list[tuple[int, int, int]], Float, Float]:
+    """Units (layer, head or -1, number of the seed) that all points share; numerators and denominators (points, units, segments).
+
+    A point with fewer seeds than another (a codec that draws nothing has one) has its units repeated: all stand on the same layers.
+    """
+    found: list[tuple[int, dict[tuple[int, int, int], dict[int, tuple[float, float]]]]] = []
+    for rows in groups.values():
+        seeds = list(dict.fromkeys(r["seed"] for r in rows))
+        cells: dict[tuple[int, int, int], dict[int, tuple[float, float]]] = {}
+        for r in filter(wanted, rows):
+            unit = (r["layer"], -1 if r["head"] is None else r["head"], seeds.index(r["seed"]))
+            cells.setdefault(unit, {})[r["segment"]] = (r["numerator"], r["denominator"])
+        found.append((len(seeds), cells))
+    most = max(count for count, _ in found)
+    places = list(dict.fromkeys((layer, head) for _, cells in found for layer, head, _ in cells))
+    units = [(layer, head, seed) for layer, head in places for seed in range(most)]
+    segments = 1 + max(segment for _, cells in found for cell in cells.values() for segment in cell)
+    out = np.empty((2, len(groups), len(units), segments))
+    for p, (name, (count, cells)) in enumerate(zip(groups, found)):
+        if most % count:
+            raise ValueError(f"rows: expected numbers of seeds that divide {most}, {name[0]} has {count}")
+        for u, (layer, head, seed) in enumerate(units):
+            cell = cells.get((layer, head, seed % count), {})
+            if sorted(cell) != list(range(segments)):
+                raise ValueError(f"rows: {name[0]} {name[1]} was not measured on all of layer {layer}, as others were")
+            for segment, pair in cell.items():
+                out[:, p, u, segment] = pair
+    return units, out[0], out[1]
+
+
+def _labels(names: list[tuple[str, str, str]]) -> list[str]:
+    """The codec's name, with the parameters (but bits) that differ between its points, and the state where only that differs."""
+    labels = []
+    for codec, parameters, state in names:
+        own = json.loads(parameters)
+        others = [json.loads(p) for c, p, _ in names if c == codec]
+        said = [f"{k}={own[k]}" for k in own if k != "bits" and len({json.dumps(p.get(k)) for p in others}) > 1]
+        if sum((c, p) == (codec, parameters) for c, p, _ in names) > 1:
+            said.append(f"state={state[:6]}")
+        labels.append(codec + (f"({', '.join(said)})" if said else ""))
+    return labels
+
+
+def at_held_bits(summary: Summary, label: str, held_bits: float) -> tuple[float, Float]:
+    """log2 of a curve's error at a held rate between two of its points, and its replicates (draws,).
+
+    log2 error is taken as linear in held bits between neighbours (it is -2 a bit for a fine quantiser). Nothing is extrapolated:
+    ValueError outside the curve's points, and where an error is 0. Differences of two curves' replicates are paired.
+    """
+    own = summary.curves().get(label)
+    if own is None:
+        raise ValueError(f"label: no curve {label!r}; there are {', '.join(summary.curves())}")
+    rates = [summary.points[i].held_bits for i in own]
+    if not rates[0] <= held_bits <= rates[-1]:
+        raise ValueError(
+            f"held_bits: {label} was measured from {rates[0]:.4g} to {rates[-1]:.4g} bits per number, got {held_bits:g}"
+        )
+    above = int(np.clip(np.searchsorted(rates, held_bits), 1, len(rates) - 1)) if len(rates) > 1 else 0
+    below = max(above - 1, 0)
+    width = rates[above] - rates[below]
+    t = (held_bits - rates[below]) / width if width else 0.0
+    boot = summary.bootstrap
+    pair = [own[below], own[above]]
+    if not np.isfinite(boot.log_replicates[pair]).all():
+        raise ValueError(f"label: {label} has an error of 0 there, which has no logarithm")
+    mix = np.array([1 - t, t]) / np.log(2)
+    return float(mix @ boot.log_estimates[pair]), mix @ boot.log_replicates[pair]
+
+
+def picture(summary: Summary) -> dict[str, Any]:
+    """The data of figure "pareto" for one source, as figures.book reads them."""
+    return {
+        "model": summary.model,
+        "text": summary.text,
+        "prefix": summary.prefix,
+        "held": summary.held,
+        "dtype": summary.dtype,
+        "queries": summary.queries,
+        "segments": summary.segments,
+        "layers": list(summary.layers),
+        "windowed": list(summary.windowed),
+        "level": summary.bootstrap.level,
+        "points": [
+            {
+                "codec": p.codec,
+                "label": p.label,
+                "parameters": dict(p.parameters),
+                "bits": p.bits,
+                "held_bits": p.held_bits,
+                "amortised_bits": p.amortised_bits,
+                "state_bytes": p.state_bytes,
+                "error": p.error.estimate,
+                "low": p.error.low,
+                "high": p.error.high,
+                "head_error": p.head_error.estimate,
+                "head_low": p.head_error.low,
+                "head_high": p.head_error.high,
+                "by_layer": [p.by_layer[layer] for layer in summary.layers],
+            }
+            for p in summary.points
+        ],
+    }
