@@ -477,7 +477,7 @@ def sources(monkeypatch):
     """Sources that stay the same while the tests run, whoever edits them."""
     from proofs_checks import ledger
 
-    monkeypatch.setattr(ledger, "source_digest", lambda: "these")
+    monkeypatch.setattr(ledger, "source_digest", lambda packages: "these")
 
 
 @pytest.fixture
@@ -529,7 +529,7 @@ def test_sources_that_changed_are_no_continuation(tmp_path, here, monkeypatch):
 
     options = ["--codecs", "Full", "--layers", "2", "--no-figures", "--out", tmp_path]
     assert command(*options)[0] == 0
-    monkeypatch.setattr(ledger, "source_digest", lambda: "other")
+    monkeypatch.setattr(ledger, "source_digest", lambda packages: "other")
     code, said = command(*options)
     assert code == 2 and "sources changed since the sweep in" in said
 
