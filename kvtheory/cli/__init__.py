@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 import kvtheory
+from kvtheory.cli import capture as _capture
+from kvtheory.cli import compare as _compare
 from kvtheory.cli import figures as _figures
+from kvtheory.cli import inspect as _inspect
+from kvtheory.cli import models as _models
 from kvtheory.cli import verify as _verify
 
 app = typer.Typer(
@@ -35,6 +39,10 @@ def _root(
 
 
 app.command("verify")(_verify.verify)
+app.command("compare")(_compare.compare)
+app.command("inspect")(_inspect.inspect)
+app.add_typer(_models.app, name="models")
+app.command("capture")(_capture.capture)
 app.command("figures")(_figures.figures)
 
 

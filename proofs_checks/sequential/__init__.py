@@ -3,13 +3,15 @@
 Named here in the order of the ledger: each statement as printed, then what does hold.
 """
 
-from proofs_checks.sequential import entropy, ratio, trie
+from proofs_checks.sequential import entropy, injectivity, ratio, trie
 
 total_entropy = entropy.total_entropy
 per_step_entropy = entropy.per_step_entropy
 per_step_corrected = entropy.per_step_corrected
 per_step_decoded = entropy.per_step_decoded
 per_step_injective = entropy.per_step_injective
+injectivity_on_real_models = injectivity.on_real_models
+injectivity_up_to_embeddings = injectivity.up_to_embeddings
 ratio_914000 = ratio.ratio_914000
 ratio_corrected = ratio.ratio_corrected
 metric = trie.metric

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import kvtheory.entropy
 from kvtheory.cli import app
 
-CHEAP = "sequential/per-step-entropy-injective"
+CHEAP = "trie/metric"
 
 
 def run(*args: str):
