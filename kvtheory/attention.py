@@ -86,13 +86,14 @@ def attend(
     log_weights: Any = None,
     positions: Any = None,
     query_positions: Any = None,
+    window: int | None = None,
 ) -> Float:
     """Attention outputs before W_O, (query_heads, queries, value_dim), float64.
 
     queries (query_heads, queries, head_dim), keys (kv_heads, tokens, head_dim), values (kv_heads, tokens, value_dim); query
     head h reads KV head h // (query_heads // kv_heads). scale: default 1/sqrt(head_dim). log_weights (kv_heads, tokens):
     natural logarithms added to the logits, -inf hides a token. positions (tokens,) or (kv_heads, tokens), default arange;
-    query_positions (queries,): query j sees positions <= query_positions[j]; None: every token.
+    query_positions (queries,): query j sees positions <= query_positions[j], of which the last `window` if one is given; None: every token.
 
     ValueError for shapes that do not fit, for NaN or inf, and for a query that sees no token (its softmax is undefined);
     TypeError for elements that are no floats and positions that are no integers.
@@ -132,6 +133,8 @@ def attend(
     limits = None if query_positions is None else _integers("query_positions", query_positions)
     if limits is not None:
         checks.shape("query_positions", limits, ("queries",), sizes)
+    if checks.window(window) is not None and limits is None:
+        raise ValueError("window: expected None where query_positions is None, since those queries see every token")
 
     out = np.empty((heads, sizes["queries"], sizes["value_dim"]))
     step = max(1, _QUERY_BLOCK_ELEMENTS // max(tokens, 1))
@@ -139,7 +142,10 @@ def attend(
         kv = h // (heads // kv_heads)
         for start in range(0, sizes["queries"], step):
             block = slice(start, start + step)
-            visible = None if limits is None else where[kv][None, :] <= limits[block, None]
+            visible = None
+            if limits is not None:
+                before = limits[block, None] - where[kv][None, :]
+                visible = (before >= 0) if window is None else (before >= 0) & (before < window)
             z = logits(q[h, block], k[kv], scale, bias[kv], visible)
             top = z.max(axis=1, initial=-np.inf)
             if not np.isfinite(top).all():
@@ -188,6 +194,7 @@ def head_outputs(layer: Layer, decoded: Decoded | None = None) -> Float:
         log_weights=decoded.log_weights,
         positions=decoded.positions,
         query_positions=layer.query_positions,
+        window=layer.window,
     )
 
 

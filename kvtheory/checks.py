@@ -57,3 +57,10 @@ def positive(name: str, value: float) -> float:
     if not (np.isfinite(number) and number > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     return number
+
+
+def window(value: int | None) -> int | None:
+    """`value` if it is an int >= 1 or None; ValueError if not."""
+    if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"window: expected an int >= 1 or None, got {value!r}")
+    return None if value is None else int(value)

@@ -171,7 +171,7 @@ def attention_error(layer: Layer, decoded: Decoded, queries: Any = None, by: str
     if by not in ("layer", "kv_head"):
         raise ValueError(f'by: expected "layer" or "kv_head", got {by!r}')
     if queries is not None:
-        layer = layer.replace(queries=queries, query_positions=None)
+        layer = layer.replace(queries=queries, query_positions=None, window=None)
     exact = attention.head_outputs(layer)
     error = attention.head_outputs(layer, decoded) - exact
     if by == "layer":

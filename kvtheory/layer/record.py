@@ -86,6 +86,7 @@ class Layer:
     rope: the rotation that the keys carry, or None. scale: factor of the logits, default 1/sqrt(head_dim).
     index: number of the layer in its model. positions: (tokens,) int64, default arange.
     query_positions: (queries,) int64: query j sees the tokens with position <= query_positions[j]; None: every query sees every token.
+    window: with query_positions, query j sees only the last `window` of them, positions > query_positions[j] - window; None: all.
     extras: named arrays that only some methods need, see EXTRA_AXES.
 
     Elements are float16, bfloat16 (ml_dtypes), float32 or float64. Raises TypeError for other elements and ValueError for
@@ -103,6 +104,7 @@ class Layer:
         "rope",
         "scale",
         "values",
+        "window",
     )  # fmt: skip
 
     keys: Array
@@ -114,6 +116,7 @@ class Layer:
     index: int | None
     positions: NDArray[np.int64]
     query_positions: NDArray[np.int64] | None
+    window: int | None
     extras: dict[str, Array]
 
     def __init__(
@@ -128,6 +131,7 @@ class Layer:
         index: int | None = None,
         positions: Any = None,
         query_positions: Any = None,
+        window: int | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
         def put(name: str, value: Any) -> None:
@@ -191,6 +195,9 @@ class Layer:
             if query_positions is None
             else _positions("query_positions", query_positions, "queries", sizes["queries"]),
         )
+        put("window", checks.window(window))
+        if window is not None and query_positions is None:
+            raise ValueError("window: expected None where query_positions is None, since those queries see every token")
         named: dict[str, Array] = {}
         for name, value in (extras or {}).items():
             if name in EXTRA_AXES:
@@ -263,12 +270,16 @@ class Layer:
         return _rebuild({name: getattr(self, name) for name in self.__slots__} | changes)
 
     def visible(self) -> NDArray[np.bool_]:
-        """(queries, tokens): whether query j sees token i, i.e. positions[i] <= query_positions[j] (all True when None)."""
+        """(queries, tokens): whether query j sees token i (all True where query_positions is None).
+
+        That is positions[i] <= query_positions[j], and positions[i] > query_positions[j] - window where there is a window.
+        """
         self.require("queries", by="visible")
         assert self.queries is not None
         if self.query_positions is None:
             return np.ones((self.queries.shape[1], self.tokens), dtype=bool)
-        return self.positions[None, :] <= self.query_positions[:, None]
+        before = self.query_positions[:, None] - self.positions[None, :]
+        return (before >= 0) if self.window is None else (before >= 0) & (before < self.window)
 
     def projection(self, head: int) -> NDArray[np.float64]:
         """W_O of query head `head`, (value_dim, model_dim) float64; the head's identity block where output_proj is None."""

@@ -129,12 +129,14 @@ class Cache:
                         put(f"{i}.{field}", getattr(layer, field))
                 for name, extra in layer.extras.items():
                     put(f"{i}.extras.{name}", extra)
+                window = {} if layer.window is None else {"window": layer.window}
                 records.append(
                     {
                         "index": layer.index,
                         "scale": layer.scale,
                         "rope": None if layer.rope is None else layer.rope.to_json(),
                         "extras": list(layer.extras),
+                        **window,
                     }
                 )
             about = {"format": FORMAT, "version": VERSION, "layers": records, "crc32": checksums, "meta": self.meta}
@@ -217,6 +219,7 @@ class _Stored:
                 rope=None if rope is None else Rope.from_json(rope),
                 scale=self.record["scale"],
                 index=self.record["index"],
+                window=self.record.get("window"),
                 extras=extras,
             )
         except (ValueError, TypeError, KeyError) as problem:

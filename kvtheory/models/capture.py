@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,8 +55,7 @@ def capture(
 
     Each Layer has keys (after RoPE; `layer.rope.undo(keys, positions)` gives them before), values, queries, query_positions,
     output_proj, rope, scale and index. The output projection's bias, if any, is left out: it is the same for every cache.
-    A layer with a sliding window shorter than the text has extras["sliding_window"] = [w], and meta["sliding_windows"] names it: it
-    holds all tokens, but its true queries see only the last w.
+    A layer with a sliding window shorter than the text holds all tokens, and its `window` says how many of them a query sees.
 
     inputs: extras "inputs" (tokens, model_dim), what the key projection reads, "key_weight" (kv_heads, d, model_dim), "value_weight"
     (kv_heads, dv, model_dim), and "key_bias", "value_bias" (kv_heads, d or dv) where the model has them: before QK-norm and rotation
@@ -180,7 +178,7 @@ class _Capture:
         self.query_positions = _query_positions(query_positions, len(self.ids))
         self.shown: dict[int, dict[str, Any]] = {}  # per layer: what becomes its Layer; arrays, or files that hold them
         self.passed: set[int] = set()  # layers whose output projection was seen to read the attention output
-        self.windows: dict[str, int] = {}
+        self.windows: dict[int, int] = {}
         self.bits = np.zeros(len(self.ids))
         self.spill: Path | None = None
         self.steps = self.depth * (2 if fisher else 1) + 1
@@ -238,8 +236,7 @@ class _Capture:
         kv_heads, _, d = arrays["keys"].shape
         extras: dict[str, Array] = {}
         if seen.window is not None:
-            self.windows[str(seen.index)] = seen.window
-            extras["sliding_window"] = np.array([seen.window], dtype=np.int64)
+            self.windows[seen.index] = seen.window
         before = None if seen.key_pre_rope is None else _numpy(seen.key_pre_rope[0])
         sample = inside.rope_sample(len(self.ids))
         if self.inputs:
@@ -375,7 +372,15 @@ class _Capture:
         rope: Rope | None = entry["rope"]
         extras = {name: _read(array) for name, array in entry["extras"].items()}
         positions = np.asarray(self.query_positions, dtype=np.int64)
-        return Layer(**get, rope=rope, scale=entry["scale"], index=index, query_positions=positions, extras=extras)
+        return Layer(
+            **get,
+            rope=rope,
+            scale=entry["scale"],
+            index=index,
+            query_positions=positions,
+            window=self.windows.get(index),
+            extras=extras,
+        )
 
     def cache(self) -> Cache:
         text = getattr(self.model.config, "get_text_config", lambda: self.model.config)()
@@ -386,13 +391,6 @@ class _Capture:
             "text": self.text_name,
             "tokens": len(self.ids),
         }
-        if self.windows:
-            meta["sliding_windows"] = self.windows
-            warnings.warn(
-                f"layers {', '.join(self.windows)} have a sliding window shorter than the text; all their tokens are kept, and "
-                f"their queries are stated as seeing all of them (extras['sliding_window'] has the width)",
-                stacklevel=3,
-            )
         layers = [self.layer(i) if self.spill is None else partial(self.layer, i) for i in self.wanted]
         return Cache(layers, self.ids, self.bits, meta)
 

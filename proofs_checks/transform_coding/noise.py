@@ -148,6 +148,7 @@ class Group:
         self.q = np.stack([h.q for h in self.heads])
         self.positions = layer.positions
         self.query_positions = None if layer.query_positions is None else layer.query_positions[chosen]
+        self.window = layer.window
         self.lengths = np.stack([_isometric(h.w_o) for h in self.heads])  # (G, dv, r)
         self.weights = np.stack(
             [attention.weights(h.q, h.k, h.scale, visible=h.visible) for h in self.heads]
@@ -164,7 +165,13 @@ class Group:
         """The group's outputs for each of S caches, k (S, n, d) and v (S, n, dv): (S, G, m, dv)."""
         queries = np.broadcast_to(self.q, (len(k), *self.q.shape)).reshape(-1, *self.q.shape[1:])
         o = attention.attend(
-            queries, k, v, scale=self.scale, positions=self.positions, query_positions=self.query_positions
+            queries,
+            k,
+            v,
+            scale=self.scale,
+            positions=self.positions,
+            query_positions=self.query_positions,
+            window=self.window,
         )
         return o.reshape(len(k), *self.q.shape[:2], -1)
 

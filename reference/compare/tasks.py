@@ -156,10 +156,9 @@ def _prepared(path: str, digest: str, number: int, split: Split) -> _Prepared:
     outputs = attention.head_outputs(judged)
     queries = judged.queries.shape[1]
     edges = np.arange(split.segments + 1) * queries // split.segments
-    window = layer.extras.get("sliding_window")
     return _Prepared(
         coded, judged, outputs, _energies(judged, outputs), edges[:-1], np.diff(edges),
-        None if window is None else int(window[0]),
+        layer.window,
     )  # fmt: skip
 
 

@@ -160,6 +160,33 @@ def test_head_maps_by_division_and_knows_its_visibility():
         layer.head(4)
 
 
+def test_a_window_hides_what_lies_further_back():
+    layer = Layer(**arrays(n=6, m=4), positions=[0, 1, 2, 3, 4, 9], query_positions=[0, 3, 4, 10], window=2)
+    assert layer.visible().astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    out = layer_outputs(layer)
+    for j, keep in enumerate(layer.visible()):
+        alone = Layer(
+            layer.keys[:, keep],
+            layer.values[:, keep],
+            layer.queries[:, j : j + 1],
+            layer.output_proj,
+            scale=layer.scale,
+        )
+        np.testing.assert_allclose(layer_outputs(alone)[0], out[j], rtol=1e-12)
+    assert pickle.loads(pickle.dumps(layer)).window == 2
+    for bad, message in (
+        ({"window": 0}, "window: expected an int >= 1"),
+        ({"query_positions": None}, "window: expected None where"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.replace(**bad)
+
+
 def test_without_output_proj_heads_lie_side_by_side():
     parts = arrays()
     parts.pop("output_proj")

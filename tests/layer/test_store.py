@@ -20,7 +20,7 @@ def example(dtype=np.float32):
     layer = make("gaussian", tokens=6, head_dim=4, queries=3)
     first = Layer(
         *(np.asarray(x, dtype=dtype) for x in (layer.keys, layer.values, layer.queries, layer.output_proj)),
-        rope=Rope([1.0, 0.1 + 0.2], "interleaved", 1.25), scale=0.3, index=5, positions=[0, 1, 2, 3, 4, 9], query_positions=[3, 9, 9],
+        rope=Rope([1.0, 0.1 + 0.2], "interleaved", 1.25), scale=0.3, index=5, positions=[0, 1, 2, 3, 4, 9], query_positions=[3, 9, 9], window=7,
         extras={"key_fisher": np.ones((2, 4)), "note": np.array([1, 2, 3], dtype=np.int32)},
     )  # fmt: skip
     return Cache(
@@ -38,7 +38,7 @@ def same(a: Layer, b: Layer) -> None:
         if x is not None:
             assert x.dtype == y.dtype
             np.testing.assert_array_equal(x.astype(np.float64), y.astype(np.float64))
-    assert (a.rope, a.scale, a.index, list(a.extras)) == (b.rope, b.scale, b.index, list(b.extras))
+    assert (a.rope, a.scale, a.index, a.window, list(a.extras)) == (b.rope, b.scale, b.index, b.window, list(b.extras))
     for name in a.extras:
         np.testing.assert_array_equal(a.extras[name], b.extras[name])
 

@@ -63,10 +63,7 @@ def test_rebuilt_attention_output_is_the_model_s(made):
         )
         bias = 0 if getattr(projection, "bias", None) is None else projection.bias.detach().numpy()
         # in float64 the model's float32 sums of at most 64 terms are known to about 64 * 2^-24 of their terms
-        rows = slice(None)
-        if "sliding_window" in layer.extras:
-            rows = slice(0, int(layer.extras["sliding_window"][0]))
-        assert relative(attention.layer_outputs(layer)[rows], (output[0].numpy() - bias)[rows]) < 1e-4, name
+        assert relative(attention.layer_outputs(layer), output[0].numpy() - bias) < 1e-4, name
 
 
 def test_attention_of_the_test_models_is_not_uniform(made):
@@ -256,13 +253,11 @@ def test_eager_and_sdpa_agree():
 
 
 def test_a_sliding_window_is_named_and_all_its_tokens_are_kept():
-    with pytest.warns(UserWarning, match="sliding window"):
-        cache = capture(tiny.gemma3(), None, IDS)
-    assert cache.meta["sliding_windows"] == {"0": 8}
-    np.testing.assert_array_equal(cache[0].extras["sliding_window"], [8])
-    assert cache[0].tokens == T and "sliding_window" not in cache[1].extras
+    cache = capture(tiny.gemma3(), None, IDS)
+    assert [layer.window for layer in cache] == [8, None] and cache[0].tokens == T
+    assert cache[0].visible().sum(axis=1).max() == 8
     short = capture(tiny.gemma3(), None, IDS[:8])
-    assert "sliding_windows" not in short.meta  # a window as long as the text hides nothing
+    assert short[0].window is None  # a window as long as the text hides nothing
 
 
 def test_meta_names_plan_and_model():

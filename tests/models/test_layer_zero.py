@@ -134,8 +134,7 @@ class TestRows:
 
 
 def _gemma(model, ids):
-    with pytest.warns(UserWarning, match="sliding window"):
-        return models.capture(model, None, ids, layers=[0])[0]
+    return models.capture(model, None, ids, layers=[0])[0]
 
 
 @pytest.mark.real
