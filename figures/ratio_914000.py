@@ -10,8 +10,9 @@ from figures import style as styles
 NAME = "ratio-914000"
 CAPTION = (
     "The ratio of 914,000 taken apart: each bar is the ratio to 3-bit TurboQuant under one change of what is counted (logarithmic "
-    "scale). A token id without any prediction already gives a quarter of it; with the 8 KV heads that such a model stores it falls "
-    "eightfold; and the paper's own rule of at least one bit per number ends at 3."
+    "scale). Replaying the tokens reaches the limit, with the whole model as decoder. A token id without any prediction already gives a "
+    "quarter of it; with the 8 KV heads that such a model stores it falls eightfold; and the paper's adaptive residual coder, with at "
+    "least one bit per number, ends at 3."
 )
 
 

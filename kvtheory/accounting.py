@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Rational
 from typing import Any
 
 __all__ = ["adaptive_bits", "bit_floor", "cache_bytes", "kv_components_per_token", "sequential_ratio", "token_bits"]
@@ -51,14 +52,19 @@ def bit_floor(components: int, bits_per_component: int = 1) -> int:
 def adaptive_bits(surprisal_bits: Sequence[Any], base_bits: int) -> list[int]:
     """b_i = max(1, floor(b_0 h_i / hbar)): bits PER COMPONENT at each position, hbar the mean surprisal (A-R1).
 
-    surprisal_bits: h_i >= 0 in bits, one per position. Raises ValueError for an empty sequence, a negative or non-finite h_i,
-    or hbar = 0.
+    surprisal_bits: h_i >= 0 in bits, one per position; a float counts as the rational that it is, so that the floor sees no
+    rounding (equal h_i get b_0 each). Raises ValueError for an empty sequence, a negative or non-finite h_i, or hbar = 0.
     """
     surprisals = list(surprisal_bits)
     if not surprisals or not all(0 <= h < math.inf for h in surprisals) or not any(surprisals):
         raise ValueError("surprisal_bits: expected finite numbers >= 0, not all 0, at least one")
-    total = sum(surprisals)
-    return [max(1, math.floor(_count("base_bits", base_bits) * len(surprisals) * h / total)) for h in surprisals]
+    exact = [
+        Fraction(int(h.numerator), int(h.denominator)) if isinstance(h, Rational) else Fraction(float(h))
+        for h in surprisals
+    ]
+    whole = _count("base_bits", base_bits) * len(exact)
+    total = sum(exact)
+    return [max(1, math.floor(whole * h / total)) for h in exact]
 
 
 def token_bits(perplexity: float) -> float:

@@ -10,27 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from kvtheory.entropy import FiniteLanguage, SequentialEntropies
+from kvtheory.entropy import FiniteLanguage, SequentialEntropies, conditional_entropy_bits
+from kvtheory.statistics import proportion_interval
 from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
-from proofs_checks.evidence import Evidence, Picture, exact
+from proofs_checks.evidence import Evidence, Picture, exact, numerical, statistical
 from proofs_checks.sequential.instances import (
+    BECAUSE,
     COUNTEREXAMPLE,
     GAP,
     HALF,
     MERGED,
+    ROUNDING,
     Instance,
     Power,
     Truth,
     arbitrary_caches,
+    information,
     laws_on_a_grid,
-    of_float,
     open_loop_model,
     ternary_label,
     ternary_models,
     truth,
     two_token_partitions,
+    two_token_violations,
 )
 
 PAPER = "2604.15356"
@@ -94,20 +98,101 @@ CONDITIONED_ON_TOKENS = Mutant(
 )  # fmt: skip
 UNCONDITIONED = Mutant("KV without its condition, added up over steps", "sequential", _marginals)
 TAKEN_INJECTIVE = _of_map("the cache taken to be injective", lambda kv_map: lambda prefix: (kv_map(prefix), prefix))
-FIELDS = ("kv_given_kv", "tokens", "total_kv", "total_tokens")
 
 
-def _worst(excess: Sequence[float]) -> float:
-    return max(excess, default=0.0)
+def _recount(name: str, field: str, pair: Callable[[Any, Function, int], tuple[Any, Any]]) -> Mutant:
+    """One field counted anew: H(X_t | Y_t) with (X_t, Y_t) = pair(string, kv_map, t), t from 0."""
+
+    def wrong(true: Function) -> Function:
+        def mutated(language: FiniteLanguage, kv_map: Function) -> SequentialEntropies:
+            found: SequentialEntropies = true(language, kv_map)
+            changed: dict[str, Any] = {field: _steps_of(language, kv_map, pair)}
+            return found._replace(**changed)
+
+        return mutated
+
+    return Mutant(name, "sequential", wrong)
+
+
+def _steps_of(
+    language: FiniteLanguage, kv: Function, pair: Callable[[Any, Function, int], tuple[Any, Any]]
+) -> tuple[float, ...]:
+    return tuple(
+        conditional_entropy_bits((*pair(s, kv, t), p) for s, p in language.items()) for t in range(language.length)
+    )
+
+
+#: Slips of single steps that need not break an inequality, nor a sum: for every claim on `sequential`.
+STEP_SLIPS = [
+    *systematic.scales("sequential", fields=("tokens",)),
+    _recount("tokens without their condition", "tokens", lambda s, kv, t: (s[t], ())),
+    _recount("tokens given the last token only", "tokens", lambda s, kv, t: (s[t], s[:t][-1:])),
+    _recount("KV given the last KV only", "kv_given_kv", lambda s, kv, t: (kv(s[: t + 1]), kv(s[:t]) if t else ())),
+    Mutant("KV capped at 1 bit", "sequential", _record(lambda f: {"kv_given_kv": tuple(min(1.0, x) for x in f.kv_given_kv)})),
+    Mutant(
+        "KV averaged over steps", "sequential",
+        _record(lambda f: {"kv_given_kv": (math.fsum(f.kv_given_kv) / len(f.kv_given_kv),) * len(f.kv_given_kv)}),
+    ),
+    Mutant("the lesser of KV and token", "sequential", _record(lambda f: {"kv_given_kv": tuple(map(min, f.kv_given_kv, f.tokens))})),
+    Mutant(
+        "steps counted from the end", "sequential", _record(lambda f: {"kv_given_kv": f.kv_given_kv[::-1], "tokens": f.tokens[::-1]})
+    ),
+]  # fmt: skip
+#: and for H(t_t|KV_<t)
+NEXT_TOKEN_SLIPS = [
+    Mutant("H(t_t) without its condition", "next_token_given_kv", lambda true: lambda language, kv: _steps_of(language, kv, lambda s, kv, t: (s[t], ()))),
+    Mutant(
+        "the token given the last KV only", "next_token_given_kv",
+        lambda true: lambda language, kv: _steps_of(language, kv, lambda s, kv, t: (s[t], kv(s[:t]) if t else ())),
+    ),
+]  # fmt: skip
+
+
+def _apart(left: float, right: float, relation: str) -> float:
+    """How far a pair is from its relation, relative to the larger side; inf for a NaN, which would hide among others."""
+    difference = abs(left - right) if relation == "=" else left - right
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / max(abs(left), abs(right)) if difference else 0.0
+
+
+def _worst_of(
+    what: str, ran_on: str, pairs: Sequence[tuple[float, float]], relation: Any = "=", role: Any = "statement", note: str = ""
+) -> Evidence:  # fmt: skip
+    """Float against float: the one pair, of many, that is furthest from the relation."""
+    left, right = max(pairs, key=lambda pair: _apart(pair[0], pair[1], relation), default=(0.0, 0.0))
+    return numerical(
+        what=f"{what}: the furthest from it of {len(pairs)} pairs", ran_on=ran_on, observed=left, predicted=right, relation=relation, role=role,
+        tolerance=ROUNDING, because=BECAUSE, note=note or None,
+    )  # fmt: skip
+
+
+def _dyadic(
+    what: str, ran_on: str, observed: float, predicted: float, relation: Any = "=", role: Any = "control", **more: Any
+) -> Evidence:
+    """Floats of a law in powers of two, where no step rounds."""
+    return numerical(
+        what=what, ran_on=ran_on, observed=observed, predicted=predicted, relation=relation, role=role, tolerance=0.0,
+        because="all probabilities are powers of two: no step rounds", **more,
+    )  # fmt: skip
 
 
 def _agreement(what: str, ran_on: str, pairs: Sequence[tuple[float, Power]]) -> Evidence:
-    """Control: floats of the statement's function against the exact numbers."""
-    error = _worst([abs(value - true.bits()) for value, true in pairs])
-    return exact(
-        what=f"{what}: {len(pairs)} floats within 1e-12 bit of the exact number", ran_on=ran_on, observed=bool(error <= 1e-12), predicted=True,
-        role="control", note=f"largest difference {error:.1e} bit",
-    )  # fmt: skip
+    """Control: floats of a function of the statement against the exact numbers, step by step."""
+    return _worst_of(
+        f"{what}: floats and exact numbers", ran_on, [(value, true.bits()) for value, true in pairs], role="control"
+    )
+
+
+def _measured_right(ran_on: str, found: Sequence[SequentialEntropies], truths: Sequence[Truth]) -> Result:
+    """Controls: every entropy of `sequential` that a claim of this file speaks of, step by step and in order."""
+    for what, pairs in (
+        ("H(KV_t|KV_<t)", [pair for f, t in zip(found, truths) for pair in zip(f.kv_given_kv, t.kv_given_kv)]),
+        ("H(t_t|t_<t)", [pair for f, t in zip(found, truths) for pair in zip(f.tokens, t.tokens)]),
+        ("H(KV_≤n)", [(f.total_kv, t.total_kv) for f, t in zip(found, truths)]),
+        ("H(t_≤n)", [(f.total_tokens, t.total_tokens) for f, t in zip(found, truths)]),
+    ):
+        yield _agreement(what, ran_on, pairs)
 
 
 def _violations(left: Sequence[float], right: Sequence[float]) -> int:
@@ -123,70 +208,36 @@ def _violations(left: Sequence[float], right: Sequence[float]) -> int:
     mutants=[
         *systematic.scales("sequential", fields=("total_kv",)), *systematic.natural_log("sequential", fields=("total_kv",)),
         *systematic.scales("sequential", fields=("total_tokens",)), PER_STEP_AND_TOTAL, KV_AND_TOKENS, CONDITIONED_ON_TOKENS, UNCONDITIONED,
-        TAKEN_INJECTIVE,
+        TAKEN_INJECTIVE, *STEP_SLIPS,
     ],
 )  # fmt: skip
 def total_entropy(context: Context, *, sequential: Function) -> Result:
     found = sequential(MERGED.language, MERGED.kv)
     where = "four strings, each 1/4; KV = number of ones after two tokens, nothing after one"
-    yield exact(
-        what="H(KV_≤n) of the law (1/4, 1/2, 1/4), in bits",
-        ran_on=where,
-        observed=of_float(found.total_kv),
-        predicted=1.5,
-        role="control",
-    )
-    yield exact(
-        what="H(t_≤n) of the law (1/4, 1/4, 1/4, 1/4), in bits",
-        ran_on=where,
-        observed=of_float(found.total_tokens),
-        predicted=2.0,
-        role="control",
-    )
-    yield exact(
-        what="H(KV_≤n) ≤ H(t_≤n)",
-        ran_on=where,
-        observed=of_float(found.total_kv),
-        predicted=of_float(found.total_tokens),
-        relation="<=",
-        tightness=0.75,
-    )
+    yield _dyadic("H(KV_≤n) of the law (1/4, 1/2, 1/4), in bits", where, found.total_kv, 1.5)
+    yield _dyadic("H(t_≤n) of the law (1/4, 1/4, 1/4, 1/4), in bits", where, found.total_tokens, 2.0)
+    yield _dyadic("H(KV_≤n) ≤ H(t_≤n)", where, found.total_kv, found.total_tokens, "<=", "statement", tightness=0.75)
+    where = COUNTEREXAMPLE.label
     found = sequential(COUNTEREXAMPLE.language, COUNTEREXAMPLE.kv)
-    yield exact(
-        what="H(KV_≤n) ≤ H(t_≤n), attained: the string can be read off the cache at the end", ran_on=COUNTEREXAMPLE.label,
-        observed=of_float(found.total_kv), predicted=of_float(found.total_tokens), relation="<=", tightness=1.0,
+    yield _dyadic(
+        "H(KV_≤n) ≤ H(t_≤n), attained: the string can be read off the cache at the end", where, found.total_kv, found.total_tokens, "<=", "statement",
+        tightness=1.0,
     )  # fmt: skip
-    yield exact(
-        what="Σ_t H(KV_t|KV_<t) = H(KV_≤n)",
-        ran_on=COUNTEREXAMPLE.label,
-        observed=of_float(math.fsum(found.kv_given_kv)),
-        predicted=of_float(found.total_kv),
-    )
-    for label, cases in (
+    yield _dyadic("Σ_t H(KV_t|KV_<t) = H(KV_≤n)", where, math.fsum(found.kv_given_kv), found.total_kv, role="statement")
+    for where, cases in (
         (f"{context.size(40, 400)} arbitrary deterministic caches, |V| 2..3, n 2..4", arbitrary_caches(context)),
         (ternary_label(context.size(20, 400)), ternary_models(context, context.size(20, 400))),
     ):
         all_found = [sequential(c.language, c.kv) for c, _ in cases]
-        excess = [f.total_kv - f.total_tokens for f in all_found]
+        yield _worst_of("H(KV_≤n) ≤ H(t_≤n)", where, [(f.total_kv, f.total_tokens) for f in all_found], "<=")
         yield exact(
-            what="cases with H(KV_≤n) > H(t_≤n)", ran_on=label, observed=_violations(*zip(*((f.total_kv, f.total_tokens) for f in all_found))),
-            predicted=0, worst_case=f"largest H(KV_≤n) - H(t_≤n): {_worst(excess):.3g} bit",
-        )  # fmt: skip
-        yield exact(
-            what="the same, decided by integers",
-            ran_on=label,
+            what="the same, decided by integers: cases with H(KV_≤n) > H(t_≤n)", ran_on=where, predicted=0,
             observed=sum(t.total_kv.exceeds(t.total_tokens) for _, t in cases),
-            predicted=0,
+        )  # fmt: skip
+        yield _worst_of(
+            "Σ_t H(KV_t|KV_<t) = H(KV_≤n)", where, [(math.fsum(f.kv_given_kv), f.total_kv) for f in all_found]
         )
-        rule = _worst([abs(math.fsum(f.kv_given_kv) - f.total_kv) for f in all_found])
-        yield exact(
-            what="cases where Σ_t H(KV_t|KV_<t) is not H(KV_≤n) within 1e-12 bit", ran_on=label,
-            observed=sum(abs(math.fsum(f.kv_given_kv) - f.total_kv) > 1e-12 for f in all_found), predicted=0, note=f"largest difference {rule:.1e}",
-        )  # fmt: skip
-        yield _agreement(
-            "totals", label,
-            [pair for f, (_, t) in zip(all_found, cases) for pair in ((f.total_kv, t.total_kv), (f.total_tokens, t.total_tokens))],
-        )  # fmt: skip
+        yield from _measured_right(where, all_found, [t for _, t in cases])
 
 
 @claim(
@@ -200,9 +251,7 @@ def total_entropy(context: Context, *, sequential: Function) -> Result:
         *systematic.scales("sequential", fields=("kv_given_kv",)), *systematic.natural_log("sequential", fields=("kv_given_kv",)),
         *systematic.scales("sequential", fields=("tokens",)), *systematic.scales("next_token_given_kv"),
         PER_STEP_AND_TOTAL, KV_AND_TOKENS, CONDITIONED_ON_TOKENS, UNCONDITIONED, TAKEN_INJECTIVE,
-        Mutant(
-            "steps counted from the end", "sequential", _record(lambda f: {"kv_given_kv": f.kv_given_kv[::-1], "tokens": f.tokens[::-1]})
-        ),
+        *(m for m in STEP_SLIPS if "in tokens" not in m.name), *NEXT_TOKEN_SLIPS,
     ],
     figure="per-step-counterexample", correction="sequential/per-step-entropy-corrected",
 )  # fmt: skip
@@ -219,41 +268,51 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
         ("H(t_≤2), bits", found.total_tokens, 1.0),
         ("H(t_2|KV_1), bits", next_token_given_kv(language, kv)[1], 1.0),
     ):
-        yield exact(what=what, ran_on=label, observed=of_float(observed), predicted=predicted, role="control")
-    yield exact(
-        what="H(KV_2|KV_1) ≤ H(t_2|t_1)", ran_on="|V|=3, n=2, one layer, one head, d=1, m=2, integer weights", observed=of_float(found.kv_given_kv[1]),
-        predicted=of_float(found.tokens[1]), relation="<=",
-        note="the cache forgot which of a, b came first; when c or a follows, it learns it late: the bit moves from step 1 to step 2",
+        yield _dyadic(what, label, observed, predicted)
+    yield _dyadic(
+        "H(KV_2|KV_1) ≤ H(t_2|t_1)", "|V|=3, n=2, one layer, one head, d=1, m=2, integer weights", found.kv_given_kv[1], found.tokens[1], "<=",
+        "statement", note="the cache forgot which of a, b came first; when c or a follows, it learns it late: the bit moves from step 1 to step 2",
     )  # fmt: skip
+    own = truth(COUNTEREXAMPLE)
     yield exact(
-        what="H(t_2|t_1) = H(t_2|KV_1)",
-        ran_on=label,
-        observed=of_float(found.tokens[1]),
-        predicted=of_float(next_token_given_kv(language, kv)[1]),
+        what="the same, decided by integers: 2^(2 H(KV_2|KV_1)) ≤ 2^(2 H(t_2|t_1))", ran_on=label, observed=own.kv_given_kv[1].power(),
+        predicted=own.tokens[1].power(), relation="<=",
+    )  # fmt: skip
+    yield _dyadic(
+        "H(t_2|t_1) = H(t_2|KV_1)", label, found.tokens[1], next_token_given_kv(language, kv)[1], "=", "statement"
     )
 
     number = context.size(20, 400)
     cases = ternary_models(context, number)
-    steps = [sequential(c.language, c.kv) for c, _ in cases]
+    arbitrary = arbitrary_caches(context)
+    for where, some in (
+        (f"{len(arbitrary)} arbitrary deterministic caches, laws without Markov structure", arbitrary),
+        (ternary_label(number), cases),
+    ):
+        steps = [sequential(c.language, c.kv) for c, _ in some]
+        yield from _measured_right(where, steps, [t for _, t in some])
+        yield _agreement(
+            "H(t_t|KV_<t)", where,
+            [pair for c, t in some for pair in zip(next_token_given_kv(c.language, c.kv), t.next_token_given_kv)],
+        )  # fmt: skip
+    # `steps` are now those of the transformers
     by_floats = [_violations(f.kv_given_kv, f.tokens) for f in steps]
     by_integers = [sum(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in cases]
-    excess = [max(a - b for a, b in zip(f.kv_given_kv, f.tokens)) for f in steps]
     yield exact(
-        what="violating steps of each model, by floats and by integers", ran_on=ternary_label(number), observed=str(by_floats),
+        what="violating steps of each model, by floats (by more than 1e-9 bit) and by integers", ran_on=ternary_label(number), observed=str(by_floats),
         predicted=str(by_integers), role="control",
     )  # fmt: skip
-    yield exact(
-        what="models that break the bound at some step", ran_on=ternary_label(number), observed=sum(map(bool, by_floats)), predicted=0,
-        worst_case=f"largest H(KV_t|KV_<t) - H(t_t|t_<t): {max(excess):.3f} bit",
+    largest_excess = max(
+        ((a, b) for f in steps for a, b in zip(f.kv_given_kv, f.tokens)), key=lambda pair: pair[0] - pair[1]
+    )
+    yield numerical(
+        what="H(KV_t|KV_<t) ≤ H(t_t|t_<t): the step that breaks it most", ran_on=ternary_label(number), observed=largest_excess[0],
+        predicted=largest_excess[1], relation="<=", tolerance=ROUNDING, because=BECAUSE,
+        note=f"{sum(map(bool, by_floats))} of {number} models break it at some step",
     )  # fmt: skip
-    yield exact(
-        what="models that break the TOTAL bound", ran_on=ternary_label(number), observed=sum(f.total_kv > f.total_tokens + GAP for f in steps),
-        predicted=0, role="control",
-    )  # fmt: skip
-    yield _agreement(
-        "per step", ternary_label(number),
-        [pair for f, (_, t) in zip(steps, cases) for pair in (*zip(f.kv_given_kv, t.kv_given_kv), *zip(f.tokens, t.tokens))],
-    )  # fmt: skip
+    yield _worst_of(
+        "H(KV_≤n) ≤ H(t_≤n)", ternary_label(number), [(f.total_kv, f.total_tokens) for f in steps], "<=", "control"
+    )
 
     # smallest: two tokens do not do it, for transformers without positions, BOS or sinks
     largest = context.size(1, 2)
@@ -285,31 +344,75 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
             predicted=0, role="control",
         )  # fmt: skip
 
-    small = context.size(30, 800)
-    rates = {}
-    for name, arguments in (
-        ("|V|=2, closed loop", {}),
-        ("|V|=2, open loop", {"loop": "open"}),
-        ("|V|=2, rotary keys rounded after rotation, d=2", {"rotation": 1.0, "head_dim": 2}),
-        ("|V|=2, BOS", {"start": True}),
-        ("|V|=2, attention sink", {"sink": 0.0}),
-    ):
-        own = ternary_models(context, small, 2, 4, **arguments)  # type: ignore[arg-type]
-        broken = sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in own)
-        rates[name] = broken / small
+    two_tokens: dict[str, dict[str, Any]] = {}
+    for example in two_token_violations():
+        law = FiniteLanguage({string: HALF for string in example.strings})
+        caches, plain = example.model.caches(2), example.within.caches(2)
+        f, own, safe = (
+            sequential(law, caches.kv),
+            truth(Instance(law, caches.kv, "")),
+            truth(Instance(law, plain.kv, "")),
+        )
+        where = f"{example.weights}, each 1/2; ternary KV, every number {caches.margin:.2f} or more from a rounding threshold"
+        yield _dyadic(
+            f"H(KV_2|KV_1) ≤ H(t_2|t_1) with |V|=2: {example.name}",
+            where,
+            f.kv_given_kv[1],
+            f.tokens[1],
+            "<=",
+            "statement",
+        )
         yield exact(
-            what=f"models that break the bound, {name}", ran_on=f"{small} random 2-layer models, ternary KV, n=4", observed=broken, predicted=0,
-            role="control" if name.endswith("closed loop") else "assumption",
+            what=f"2^(2 H(KV_2|KV_1)) and 2^(2 H(t_2|t_1)) with |V|=2, as integers: {example.name}", ran_on=where, role="control",
+            observed=f"{own.kv_given_kv[1].power()} and {own.tokens[1].power()}", predicted="4 and 1",
         )  # fmt: skip
-    dense = context.size(8, 400)  # a full tree of 4^4 strings each: the dearest instances
-    spread = ternary_models(context, dense, floor=1)
-    broken = sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in spread)
-    rates["|V|=4, every transition at least 1/8"] = broken / dense
+        yield exact(
+            what=f"steps of the same model and law that break the bound without that: {example.name}", ran_on=where, predicted=0, role="control",
+            observed=sum(a.exceeds(b) for a, b in zip(safe.kv_given_kv, safe.tokens)),
+        )  # fmt: skip
+        two_tokens[example.name] = {
+            "model": example.weights,
+            "tokens_bits": list(f.tokens),
+            "kv_bits": list(f.kv_given_kv),
+        }
+
+    # how often random models do: shares with their intervals, which a small budget leaves wide
+    small, dense = (
+        context.size(30, 800),
+        context.size(8, 400),
+    )  # dense: a full tree of 4^4 strings each, the dearest instances
+    shares: dict[str, dict[str, Any]] = {}
+    families: list[tuple[str, str, int, list[tuple[Instance, Truth]]]] = [
+        ("|V|=4, sparse transitions", ternary_label(number), number, cases),
+        ("|V|=4, every transition at least 1/8", ternary_label(dense), dense, ternary_models(context, dense, floor=1)),
+    ]
+    for name, arguments in (
+        ("open loop", {"loop": "open"}),
+        ("rotary keys rounded after rotation, d=2", {"rotation": 1.0, "head_dim": 2}),
+        ("BOS", {"start": True}),
+        ("attention sink", {"sink": 0.0}),
+    ):
+        where = f"{small} random 2-layer models, ternary KV, n=4"
+        families.append((f"|V|=2, {name}", where, small, ternary_models(context, small, 2, 4, **arguments)))  # type: ignore[arg-type]
+    for name, where, models, some in families:
+        broken = sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in some)
+        interval = proportion_interval(broken, models, 1 - context.alpha(len(families)))
+        shares[name] = {
+            "broken": broken,
+            "models": models,
+            "low": interval.low,
+            "high": interval.high,
+            "level": interval.level,
+        }
+        yield statistical(
+            what=f"share of random models that break the bound, {name}", ran_on=where, interval=interval, predicted=0.0, relation="!=",
+            role="assumption", note=f"{broken} of {models} models",
+        )  # fmt: skip
+    within = ternary_models(context, small, 2, 4)
     yield exact(
-        what="models that break the bound when no transition is rarer than 1/8", ran_on=ternary_label(dense), observed=broken, predicted=0,
-        role="assumption", note="what the cache forgot must matter for the next token: predictable text breaks the bound, noise hides it",
+        what="models that break the bound, |V|=2, closed loop, no positions, BOS or sink", ran_on=f"{small} random 2-layer models, ternary KV, n=4",
+        observed=sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in within), predicted=0, role="control",
     )  # fmt: skip
-    rates["|V|=4, sparse transitions"] = sum(map(bool, by_floats)) / number
     yield Picture(
         figure="per-step-counterexample",
         data={
@@ -320,7 +423,7 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
                 "label": ternary_label(number),
                 "tokens_bits": [x for f in steps for x in f.tokens], "kv_bits": [x for f in steps for x in f.kv_given_kv],
             },
-            "violating_share": rates,
+            "two_token_models": two_tokens, "violating_share": shares,
         },
     )  # fmt: skip
 
@@ -349,39 +452,41 @@ def _all_cases(context: Context) -> list[tuple[str, list[tuple[Instance, Truth]]
             "the slack of the cache after the step, not before it", "tokens_given_kv",
             lambda true: lambda language, kv: (*true(language, kv)[1:], 0.0),
         ),
-        PER_STEP_AND_TOTAL, KV_AND_TOKENS,
+        PER_STEP_AND_TOTAL, KV_AND_TOKENS, *STEP_SLIPS,
     ],
 )  # fmt: skip
 def per_step_corrected(context: Context, *, sequential: Function, tokens_given_kv: Function) -> Result:
     language, kv, label = COUNTEREXAMPLE
     found, slack = sequential(language, kv), tokens_given_kv(language, kv)
-    yield exact(what="H(t_1|KV_1), bits", ran_on=label, observed=of_float(slack[1]), predicted=1.0, role="control")
-    yield exact(
-        what="H(KV_2|KV_1), bits", ran_on=label, observed=of_float(found.kv_given_kv[1]), predicted=1.0, role="control"
+    yield _dyadic("H(t_1|KV_1), bits", label, slack[1], 1.0)
+    yield _dyadic("H(KV_2|KV_1), bits", label, found.kv_given_kv[1], 1.0)
+    yield _dyadic("H(t_2|t_1), bits", label, found.tokens[1], 0.0)
+    yield _dyadic(
+        "H(KV_2|KV_1) ≤ H(t_2|t_1) + H(t_1|KV_1), attained",
+        label,
+        found.kv_given_kv[1],
+        found.tokens[1] + slack[1],
+        "<=",
+        "statement",
+        tightness=1.0,
     )
-    yield exact(
-        what="H(t_2|t_1), bits", ran_on=label, observed=of_float(found.tokens[1]), predicted=0.0, role="control"
-    )
-    yield exact(
-        what="H(KV_2|KV_1) ≤ H(t_2|t_1) + H(t_1|KV_1), attained", ran_on=label, observed=of_float(found.kv_given_kv[1]),
-        predicted=of_float(found.tokens[1] + slack[1]), relation="<=", tightness=1.0,
-    )  # fmt: skip
     for where, cases in _all_cases(context):
-        all_found = [(sequential(c.language, c.kv), tokens_given_kv(c.language, c.kv)) for c, _ in cases]
-        excess = [a - (b + c) for f, s in all_found for a, b, c in zip(f.kv_given_kv, f.tokens, s)]
-        yield exact(
-            what="steps with H(KV_t|KV_<t) > H(t_t|t_<t) + H(t_<t|KV_<t)", ran_on=where, observed=sum(x > GAP for x in excess), predicted=0,
-            worst_case=f"largest excess {max(excess):.2g} bit", note=f"attained at {sum(abs(x) < GAP for x in excess)} of {len(excess)} steps",
+        all_found = [sequential(c.language, c.kv) for c, _ in cases]
+        all_slack = [tokens_given_kv(c.language, c.kv) for c, _ in cases]
+        truths = [t for _, t in cases]
+        pairs = [(a, b + c) for f, s in zip(all_found, all_slack) for a, b, c in zip(f.kv_given_kv, f.tokens, s)]
+        yield _worst_of(
+            "H(KV_t|KV_<t) ≤ H(t_t|t_<t) + H(t_<t|KV_<t)", where, pairs, "<=",
+            note=f"attained at {sum(abs(a - b) < GAP for a, b in pairs)} of {len(pairs)} steps",
         )  # fmt: skip
         yield exact(
-            what="the same, decided by integers", ran_on=where, predicted=0,
-            observed=sum(a.exceeds(b + c) for _, t in cases for a, b, c in zip(t.kv_given_kv, t.tokens, t.tokens_given_kv)),
+            what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
+            observed=sum(a.exceeds(b + c) for t in truths for a, b, c in zip(t.kv_given_kv, t.tokens, t.tokens_given_kv)),
         )  # fmt: skip
         yield _agreement(
-            "H(t_<t|KV_<t)",
-            where,
-            [pair for (_, s), (_, t) in zip(all_found, cases) for pair in zip(s, t.tokens_given_kv)],
+            "H(t_<t|KV_<t)", where, [pair for s, t in zip(all_slack, truths) for pair in zip(s, t.tokens_given_kv)]
         )
+        yield from _measured_right(where, all_found, truths)
 
 
 @claim(
@@ -399,25 +504,25 @@ def per_step_corrected(context: Context, *, sequential: Function, tokens_given_k
             "the token given the tokens before it", "next_token_given_kv",
             lambda true: lambda language, kv: true(language, lambda prefix: prefix),
         ),
-        Mutant(
-            "the token given the last KV only", "next_token_given_kv",
-            lambda true: lambda language, kv: tuple(
-                true(FiniteLanguage({p: language.probability(p) for p in language.prefixes(t)}), lambda p, t=t: kv(p) if len(p) == t - 1 else 0)[-1]
-                for t in range(1, language.length + 1)
-            ),
-        ),
+        *NEXT_TOKEN_SLIPS, *STEP_SLIPS,
     ],
 )  # fmt: skip
 def per_step_decoded(context: Context, *, sequential: Function, next_token_given_kv: Function) -> Result:
     language, kv, label = COUNTEREXAMPLE
     found, given = sequential(language, kv), next_token_given_kv(language, kv)
-    yield exact(what="H(t_2|KV_1), bits", ran_on=label, observed=of_float(given[1]), predicted=1.0, role="control")
-    yield exact(
-        what="H(KV_2|KV_1), bits", ran_on=label, observed=of_float(found.kv_given_kv[1]), predicted=1.0, role="control"
+    yield _dyadic("H(t_2|KV_1), bits", label, given[1], 1.0)
+    yield _dyadic("H(KV_2|KV_1), bits", label, found.kv_given_kv[1], 1.0)
+    yield _dyadic(
+        "H(KV_2|KV_1) ≤ H(t_2|KV_1), attained", label, found.kv_given_kv[1], given[1], "<=", "statement", tightness=1.0
     )
     yield exact(
-        what="H(KV_2|KV_1) ≤ H(t_2|KV_1), attained", ran_on=label, observed=of_float(found.kv_given_kv[1]), predicted=of_float(given[1]), relation="<=",
-        tightness=1.0,
+        what="I(t_2; t_1|KV_1): 2^(2 I)", ran_on=label, observed=information(COUNTEREXAMPLE)[1].power(), predicted=4, role="control",
+        note="1 bit: the cache does not know what the first token says about the second",
+    )  # fmt: skip
+    arbitrary = arbitrary_caches(context)
+    yield from _split_of_next_token(
+        f"{len(arbitrary)} arbitrary deterministic caches, |V| 2..3, n 2..4", arbitrary, sequential, next_token_given_kv,
+        context.memo("information, arbitrary", lambda: [information(c) for c, _ in arbitrary]),
     )  # fmt: skip
     number = context.size(20, 400)
     cases = ternary_models(context, number)
@@ -435,20 +540,26 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
         predicted=0,
         role="control",
     )
-    all_found = [(sequential(c.language, c.kv), next_token_given_kv(c.language, c.kv)) for c, _ in cases]
-    excess = [a - b for f, s in all_found for a, b in zip(f.kv_given_kv, s)]
+    pairs = [
+        pair for c, _ in cases for pair in zip(sequential(c.language, c.kv).kv_given_kv, next_token_given_kv(c.language, c.kv))
+    ]  # fmt: skip
+    yield _worst_of(
+        "H(KV_t|KV_<t) ≤ H(t_t|KV_<t)",
+        where,
+        pairs,
+        "<=",
+        note=f"attained at {sum(abs(a - b) < GAP for a, b in pairs)} of {len(pairs)} steps",
+    )
     yield exact(
-        what="steps with H(KV_t|KV_<t) > H(t_t|KV_<t)", ran_on=where, observed=sum(x > GAP for x in excess), predicted=0,
-        worst_case=f"largest excess {max(excess):.2g} bit", note=f"attained at {sum(abs(x) < GAP for x in excess)} of {len(excess)} steps",
-    )  # fmt: skip
-    yield exact(
-        what="the same, decided by integers", ran_on=where, predicted=0,
+        what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
         observed=sum(a.exceeds(b) for _, t in cases for a, b in zip(t.kv_given_kv, t.next_token_given_kv)),
     )  # fmt: skip
-    yield _agreement(
-        "H(t_t|KV_<t)",
+    yield from _split_of_next_token(
         where,
-        [pair for (_, s), (_, t) in zip(all_found, cases) for pair in zip(s, t.next_token_given_kv)],
+        cases,
+        sequential,
+        next_token_given_kv,
+        context.memo("information, ternary", lambda: [information(c) for c, _ in cases]),
     )
     for loop, observed, bits in (("open", "violated", 1), ("closed", "holds", 0)):
         caches = open_loop_model(loop).caches(2)
@@ -461,9 +572,35 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
         )  # fmt: skip
     cases = ternary_models(context, number, loop="open")
     broken = sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.next_token_given_kv)) for _, t in cases)
+    yield statistical(
+        what="share of random models that break it with an open-loop store (attention reads exact KV, the store is ternary)",
+        ran_on=ternary_label(number, "open loop"), interval=proportion_interval(broken, number, 1 - context.alpha(1)), predicted=0.0, relation="!=",
+        role="assumption", note=f"{broken} of {number} models",
+    )  # fmt: skip
+
+
+def _split_of_next_token(
+    where: str, cases: Sequence[tuple[Instance, Truth]], sequential: Function, next_token_given_kv: Function, shared: Sequence[Sequence[Power]]
+) -> Result:  # fmt: skip
+    """H(t_t|KV_<t) = H(t_t|t_<t) + I(t_t; t_<t|KV_<t), true of every deterministic cache; and that each side is measured right."""
+    truths = [t for _, t in cases]
+    all_found = [sequential(c.language, c.kv) for c, _ in cases]
+    given = [next_token_given_kv(c.language, c.kv) for c, _ in cases]
+    yield from _measured_right(where, all_found, truths)
+    yield _agreement(
+        "H(t_t|KV_<t)", where, [pair for g, t in zip(given, truths) for pair in zip(g, t.next_token_given_kv)]
+    )
+    bits = [i.bits() for steps in shared for i in steps]
+    tokens, next_tokens = [x for f in all_found for x in f.tokens], [x for g in given for x in g]
+    yield _worst_of(
+        "H(t_t|KV_<t) = H(t_t|t_<t) + I(t_t; t_<t|KV_<t)", where, [(a, b + c) for a, b, c in zip(next_tokens, tokens, bits)],
+        note=f"I > 0 at {sum(i.top > i.bottom for steps in shared for i in steps)} of {len(bits)} steps, up to {max(bits):.3f} bit",
+    )  # fmt: skip
     yield exact(
-        what="models that break it with an open-loop store (attention reads exact KV, the store is ternary)",
-        ran_on=ternary_label(number, "open loop"), observed=broken, predicted=0, role="assumption",
+        what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
+        observed=sum(
+            a.exceeds(b + i) or (b + i).exceeds(a) for t, steps in zip(truths, shared) for a, b, i in zip(t.next_token_given_kv, t.tokens, steps)
+        ),
     )  # fmt: skip
 
 
@@ -476,7 +613,7 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
     functions={"sequential": "kvtheory.entropy.sequential", "is_injective": "kvtheory.entropy.is_injective"},
     mutants=[
         *systematic.scales("sequential", fields=("kv_given_kv",)), *systematic.natural_log("sequential", fields=("kv_given_kv",)),
-        PER_STEP_AND_TOTAL,
+        PER_STEP_AND_TOTAL, CONDITIONED_ON_TOKENS, *STEP_SLIPS,
         Mutant("conditioned one step too little", "sequential", _record(lambda f: {"kv_given_kv": _cumulated(f.kv_given_kv)})),
         Mutant("every cache called injective", "is_injective", lambda true: lambda language, kv: True),
         Mutant(
@@ -489,20 +626,11 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
     dyadic = FiniteLanguage({(0, 0): HALF, (0, 1): Fraction(1, 4), (1, 0): Fraction(1, 8), (1, 1): Fraction(1, 8)})
     found = sequential(dyadic, lambda prefix: prefix[-1])
     where = "law 1/2, 1/4, 1/8, 1/8 on two bits; KV = last token"
-    yield exact(
-        what="H(KV_2|KV_1) = 3/4 h(1/3) + 1/4 and H(t_≤2) = 7/4: total",
-        ran_on=where,
-        observed=of_float(found.total_tokens),
-        predicted=1.75,
-        role="control",
-    )
-    yield exact(
-        what="H(KV_1) + H(KV_2|KV_1) = 7/4",
-        ran_on=where,
-        observed=bool(abs(sum(found.kv_given_kv) - 1.75) < 1e-12),
-        predicted=True,
-        role="control",
-    )
+    yield _dyadic("H(t_≤2), bits", where, found.total_tokens, 1.75)
+    yield numerical(
+        what="H(KV_1) + H(KV_2|KV_1), bits", ran_on=where, observed=math.fsum(found.kv_given_kv), predicted=1.75, role="control",
+        tolerance=ROUNDING, because=BECAUSE,
+    )  # fmt: skip
     yield exact(
         what="the counterexample is injective (it is, at the end, not at the first step)", ran_on=COUNTEREXAMPLE.label,
         observed=bool(is_injective(COUNTEREXAMPLE.language, COUNTEREXAMPLE.kv)), predicted=False, role="control",
@@ -521,7 +649,9 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
         yield exact(
             what="which caches are injective", ran_on=where, observed=str(told), predicted=str(true), role="control"
         )
-        chosen = [(sequential(c.language, c.kv), t) for (c, t), yes in zip(cases, told) if yes]
+        all_found = [sequential(c.language, c.kv) for c, _ in cases]
+        yield from _measured_right(where, all_found, [t for _, t in cases])
+        chosen = [(f, t) for f, (_, t), yes in zip(all_found, cases, told) if yes]
         yield exact(
             what="injective caches among them",
             ran_on=where,
@@ -530,9 +660,9 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
             relation=">=",
             role="control",
         )
-        yield exact(
-            what="steps of injective caches where H(KV_t|KV_<t) is not H(t_t|t_<t), within 1e-12 bit", ran_on=where, predicted=0,
-            observed=sum(abs(a - b) > 1e-12 for f, _ in chosen for a, b in zip(f.kv_given_kv, f.tokens)),
+        yield _worst_of(
+            "H(KV_t|KV_<t) = H(t_t|t_<t) at the steps of injective caches", where,
+            [pair for f, _ in chosen for pair in zip(f.kv_given_kv, f.tokens)],
         )  # fmt: skip
         yield exact(
             what="the same, decided by integers, H(t_t|KV_<t) included", ran_on=where, predicted=0,
@@ -547,23 +677,33 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
         lambda prefix: prefix[-1] * (len(prefix) > 1),
         "",
     )
+    where = "three fair coins, the first never stored"
     found = sequential(spare.language, spare.kv)
     yield exact(
-        what="H(KV_t|KV_<t) ≤ H(t_t|t_<t) at every step of a cache that is not injective", ran_on="three fair coins, the first never stored",
-        observed=all(a <= b for a, b in zip(found.kv_given_kv, found.tokens)) and not is_injective(spare.language, spare.kv), predicted=True,
-        role="control", note="injectivity is sufficient, not necessary: what was forgotten must not matter for the next token",
-    )  # fmt: skip
+        what="a cache that is not injective",
+        ran_on=where,
+        observed=bool(is_injective(spare.language, spare.kv)),
+        predicted=False,
+        role="control",
+    )
+    for t, (step, token) in enumerate(zip(found.kv_given_kv, found.tokens)):
+        yield _dyadic(
+            f"H(KV_{t + 1}|KV_<{t + 1}) ≤ H(t_{t + 1}|t_<{t + 1}) for it", where, step, token, "<=",
+            note="injectivity is sufficient, not necessary: what was forgotten must not matter for the next token",
+        )  # fmt: skip
     yield from _real_injectivity(context)
 
 
 def _real_injectivity(context: Context) -> Result:
-    """The assumption on a real cache: do different tokens write different values, stored at b bits?
+    """The assumption on a real cache: do different tokens write different values in layer 0, stored at b bits?
 
-    In layer 0 no position and no context enters the values, so equal values there are equal for good.
+    Only there does no context enter the values, so that equal values of different tokens are a collision for good. Of a deeper layer
+    distinct rows say nothing: positions differ by their context. The whole vocabulary: sequential/injectivity-on-real-models.
     """
-    if not context.real() or context.cache is None or context.cache.tokens is None:
+    first = [pair for pair in context.real() if pair[1].index == 0]
+    if not first or context.cache is None or context.cache.tokens is None:
         return
-    label, layer = min(context.real(), key=lambda pair: pair[1].index or 0)
+    label, layer = first[0]
     tokens = np.asarray(context.cache.tokens)
     values = np.asarray(layer.values, np.float64)  # (heads, tokens, dv)
     rows = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1)

@@ -25,8 +25,11 @@ from proofs_checks.context import Context
 
 HALF = Fraction(1, 2)
 
-#: Two float entropies of at most 12 bits, each a sum of at most 256 terms with a relative error of a few 2^-53, differ from
-#: the true ones by less than 1e-13. Below this gap floats do not decide; integers do.
+#: A float entropy is a sum of terms of one sign, each off by a division, a logarithm, a product and its share of a sum: 2e-15
+#: of itself (tests/theory/test_entropy.py measures the logarithm), so the whole sum is. Two sides of a comparison: 4e-15.
+ROUNDING = 5e-15
+BECAUSE = "terms of one sign, each within 2e-15 of itself (division, logarithm, product), so is their sum; two sides and one addition"
+#: Entropies here are below 12 bits, so floats are off by less than 1e-13. Below this gap they do not decide; integers do.
 GAP = 1e-9
 
 
@@ -39,6 +42,10 @@ class Power(NamedTuple):
 
     def __add__(self, other: Power) -> Power:  # type: ignore[override]
         return Power(self.top * other.top, self.bottom * other.bottom, self.size)
+
+    def power(self) -> Fraction:
+        """2^(size * bits), exact."""
+        return Fraction(self.top, self.bottom)
 
     def exceeds(self, other: Power) -> bool:
         return self.top * other.bottom > other.top * self.bottom
@@ -78,31 +85,59 @@ def weigh(outcomes: Iterable[tuple[Hashable, int]]) -> Counter[Hashable]:
     return found
 
 
-def conditional(joint: Counter[Hashable], given: Counter[Hashable]) -> Power:
-    """H(X|Y) from the weights of (x, y) and of y."""
-    return Power(power_product(given), power_product(joint), sum(given.values()))
-
-
 def power_product(weights: Counter[Hashable]) -> int:
     """prod w^w, equal weights taken together."""
     return math.prod(w ** (w * times) for w, times in Counter(weights.values()).items())
 
 
+Row = tuple[tuple[Any, ...], tuple[Any, ...], int]
+
+
+def _rows(instance: Instance) -> list[Row]:
+    """(string, its whole cache, its weight)"""
+    language, length = instance.language, instance.language.length
+    return [(s, tuple(instance.kv(s[: t + 1]) for t in range(length)), language.weight(s)) for s in language]
+
+
+def _product(rows: list[Row], part: Callable[[tuple[Any, ...], tuple[Any, ...]], Hashable]) -> int:
+    """prod w^w over the values of part(string, cache)."""
+    return power_product(weigh((part(s, kv), w) for s, kv, w in rows))
+
+
 def truth(instance: Instance) -> Truth:
     """Every entropy of an instance, exact, from whole strings."""
-    language, length = instance.language, instance.language.length
-    rows = [(s, tuple(instance.kv(s[: t + 1]) for t in range(length)), language.weight(s)) for s in language]
-    one: Counter[Hashable] = Counter({(): language.denominator})
-    total_kv = conditional(weigh((kv, w) for _, kv, w in rows), one)
-    total_tokens = conditional(weigh((s, w) for s, _, w in rows), one)
-    found = Truth([], [], [], [], total_kv, total_tokens)
-    for t in range(length):
-        kv_before = weigh((kv[:t], w) for _, kv, w in rows)
-        tokens_before = weigh((s[:t], w) for s, _, w in rows)
-        found.kv_given_kv.append(conditional(weigh((kv[: t + 1], w) for _, kv, w in rows), kv_before))
-        found.tokens.append(conditional(weigh((s[: t + 1], w) for s, _, w in rows), tokens_before))
-        found.tokens_given_kv.append(conditional(weigh(((s[:t], kv[:t]), w) for s, kv, w in rows), kv_before))
-        found.next_token_given_kv.append(conditional(weigh(((s[t], kv[:t]), w) for s, kv, w in rows), kv_before))
+    size, steps = instance.language.denominator, range(instance.language.length)
+    rows = _rows(instance)
+    kv = [_product(rows, lambda s, kv, t=t: kv[:t]) for t in (*steps, len(steps))]  # type: ignore[misc]
+    tokens = [_product(rows, lambda s, kv, t=t: s[:t]) for t in (*steps, len(steps))]  # type: ignore[misc]
+    return Truth(
+        [Power(kv[t], kv[t + 1], size) for t in steps],
+        [Power(tokens[t], tokens[t + 1], size) for t in steps],
+        [Power(kv[t], _product(rows, lambda s, kv, t=t: (s[:t], kv[:t])), size) for t in steps],  # type: ignore[misc]
+        [Power(kv[t], _product(rows, lambda s, kv, t=t: (s[t], kv[:t])), size) for t in steps],  # type: ignore[misc]
+        Power(kv[0], kv[-1], size),
+        Power(tokens[0], tokens[-1], size),
+    )
+
+
+def information(instance: Instance) -> list[Power]:
+    """I(t_t; t_<t | KV_<t) for t = 1..n, exact, by its definition and not as a difference of entropies that a claim compares:
+
+    D I(X;Y|Z) = log2 prod_z w^w prod_xyz w^w / (prod_xz w^w prod_yz w^w)
+    """
+    rows = _rows(instance)
+    found = []
+    for t in range(instance.language.length):
+        z, xz, yz, xyz = (
+            _product(rows, part)
+            for part in (
+                lambda s, kv, t=t: kv[:t],  # type: ignore[misc]
+                lambda s, kv, t=t: (s[t], kv[:t]),  # type: ignore[misc]
+                lambda s, kv, t=t: (s[:t], kv[:t]),  # type: ignore[misc]
+                lambda s, kv, t=t: (s[t], s[:t], kv[:t]),  # type: ignore[misc]
+            )
+        )
+        found.append(Power(z * xyz, xz * yz, instance.language.denominator))
     return found
 
 
@@ -196,6 +231,64 @@ def open_loop_model(loop: str) -> TernaryTransformer:
     return TernaryTransformer(np.array([[0.3, 0.0], [0.4, 0.0], [0.0, 1.0]]), none, none, value, output, loop)
 
 
+class TwoTokens(NamedTuple):
+    """A model of two tokens outside the class for which |V| = 2 is safe, and what it becomes within that class."""
+
+    name: str
+    model: TernaryTransformer
+    within: TernaryTransformer
+    strings: tuple[tuple[int, int], tuple[int, int]]  # each 1/2
+    weights: str
+
+
+def two_token_violations() -> list[TwoTokens]:
+    """By hand, one for each feature that makes |V| = 2 unsafe (theory.md A2): tokens a = 0 and b = 1 write one KV at position 1,
+    the second token follows from the first, and its KV, all the same, differs by what came first.
+
+    m = d = 1 and uniform attention (W_Q = W_K = 0) wherever nothing else is said; every number is a rational but for cos 1, sin 1.
+    """
+
+    def deep(embedding: list[float], first: float, out: float, top: float, **more: Any) -> TernaryTransformer:
+        none, end = np.zeros((2, 1, 1)), 0.0
+        value, output = np.array([[[first]], [[top]]]), np.array([[[out]], [[end]]])
+        return TernaryTransformer(np.array(embedding)[:, None], none, none, value, output, **more)
+
+    # layer 1 stores 0 for .3 and .4 but attention reads them; layer 2 reads .8 (x_0 + x_1): .48 for a and b at first, then
+    # a after a: .8 (.3 + .3) = .48 -> 0, a after b: .8 (.3 + .35) = .52 -> 1
+    none = np.zeros((2, 2, 1))
+    open_loop = (
+        np.array([[0.3, 0.0], [0.4, -0.2]]), none, none,
+        np.array([[[1.0], [0.0]], [[0.8], [0.8]]]), np.array([[[1.0, 0.0]], [[0.0, 0.0]]]),
+    )  # fmt: skip
+    # keys (.7, 0) and (1.3, -.3) are both stored as (1, 0); turned by 1 they are (.378, .589) and (.955, .932)
+    turned = (
+        np.array([[0.7, 0.0], [1.3, -0.3]]), np.zeros((1, 2, 2)), np.eye(2)[None], np.zeros((1, 2, 2)), np.zeros((1, 2, 2)),
+    )  # fmt: skip
+    # both tokens store 0 in layer 1, so attention gives 1/2 of the BOS value 1 at the first token and 1/3 at the second; layer 2
+    # reads .54 and .64 at the first, then a .46 and b .56
+    start = np.array([1.0])
+    # both store 1 in layer 1, so attention with a sink gives 1/2 at the first position and 2/3 at the second; layer 2 reads
+    # .54 and .90 at the first, then a .48 and b .84
+    return [
+        TwoTokens(
+            "open loop", TernaryTransformer(*open_loop, loop="open"), TernaryTransformer(*open_loop), ((0, 0), (1, 0)),
+            "e = (.3, 0), (.4, -.2); W_V = (1, 0), (.8, .8); W_O = (1, 0); aa, ba",
+        ),
+        TwoTokens(
+            "rotary keys rounded after rotation", TernaryTransformer(*turned, rotation=1.0), TernaryTransformer(*turned), ((0, 1), (1, 0)),
+            "one layer, d = m = 2, angle 1; e = (.7, 0), (1.3, -.3); W_K = 1; ab, ba",
+        ),
+        TwoTokens(
+            "BOS", deep([0.3, 0.4], 1, 0.48, 1, start=start), deep([0.3, 0.4], 1, 0.48, 1), ((0, 1), (1, 0)),
+            "e = .3, .4, BOS 1; W_V = 1, 1; W_O = .48; ab, ba",
+        ),
+        TwoTokens(
+            "attention sink", deep([0.6, 0.9], 1, -0.3, 1.2, sink=0.0), deep([0.6, 0.9], 1, -0.3, 1.2), ((0, 1), (1, 0)),
+            "e = .6, .9; sink logit 0; W_V = 1, 1.2; W_O = -.3; ab, ba",
+        ),
+    ]  # fmt: skip
+
+
 COUNTEREXAMPLE = Instance(
     FiniteLanguage({("a", "c"): HALF, ("b", "a"): HALF}), collision_model().kv, "ac, ba; KV(a) = KV(b)"
 )
@@ -205,11 +298,6 @@ MERGED = Instance(
     lambda prefix: sum(prefix) * (len(prefix) == 2),
     "number of ones",
 )
-
-
-def of_float(bits: float) -> Fraction | str:
-    """The rational that a float is, for exact comparison."""
-    return Fraction(bits) if math.isfinite(bits) else str(bits)
 
 
 def ternary_label(number: int, rest: str = "closed loop") -> str:

@@ -19,7 +19,8 @@ from kvtheory.entropy import FiniteLanguage, MarkovSource
 from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
-from proofs_checks.evidence import Evidence, Picture, exact
+from proofs_checks.evidence import Evidence, Picture, exact, numerical
+from proofs_checks.sequential.instances import BECAUSE, ROUNDING, Power
 
 PAPER = "2604.15356"
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -118,21 +119,26 @@ SIMILARITY_SLIPS = [
 def metric(context: Context, *, similarity: Function) -> Result:
     a, b = ("a",), ("b",)
     where = "P(a) = P(b) = 1/2"
-    yield exact(
-        what="d_T(a, a), bits", ran_on=where, observed=_rational(similarity(COIN, a, a)), predicted=1, role="control"
-    )
-    yield exact(
-        what="d_T(a, b), bits", ran_on=where, observed=_rational(similarity(COIN, a, b)), predicted=0, role="control"
-    )
-    yield exact(what="d_T(a, a) = 0", ran_on=where, observed=_rational(similarity(COIN, a, a)), predicted=0)
-    yield exact(
-        what="d_T(a, a) ≤ d_T(a, b) + d_T(b, a)", ran_on=where, relation="<=", observed=_rational(similarity(COIN, a, a)),
-        predicted=_rational(similarity(COIN, a, b) + similarity(COIN, b, a)), note="the smallest counterexample: two strings of one token",
+    yield _dyadic("d_T(a, a), bits", where, similarity(COIN, a, a), 1)
+    yield _dyadic("d_T(a, b), bits", where, similarity(COIN, a, b), 0)
+    yield _dyadic("d_T(a, a) = 0", where, similarity(COIN, a, a), 0, "=", "statement")
+    yield _dyadic(
+        "d_T(a, a) ≤ d_T(a, b) + d_T(b, a)", where, similarity(COIN, a, a), similarity(COIN, a, b) + similarity(COIN, b, a), "<=", "statement",
+        note="the smallest counterexample: two strings of one token",
     )  # fmt: skip
     yield exact(
-        what="d_T(a, b) > 0 for a ≠ b", ran_on=where, observed=_rational(similarity(COIN, a, b)), predicted=0, relation=">",
+        what="d_T(a, a) ≤ d_T(a, b) + d_T(b, a), as probabilities: P(a) ≥ P(a∧b) P(b∧a) = 1", ran_on=where, relation=">=",
+        observed=COIN.probability(a), predicted=COIN.probability(shared(a, b)) * COIN.probability(shared(b, a)),
+    )  # fmt: skip
+    yield _dyadic(
+        "d_T(a, b) > 0 for a ≠ b",
+        where,
+        similarity(COIN, a, b),
+        0,
+        ">",
+        "statement",
         note="the rule {d_T ≤ δ} groups the strings that share least",
-    )  # fmt: skip
+    )
     strings = strings_up_to(2, 4)
     for law_name, law in BINARY.items():
         where = f"{len(strings)} binary strings of length ≤ 4, {len(strings) ** 3} triples, {law_name}"
@@ -180,8 +186,53 @@ def _violated(pairs: NDArray[Any]) -> int:
     return int(np.asarray(pairs, bool).sum())
 
 
-def _rational(bits: float) -> Fraction | str:
-    return Fraction(bits) if math.isfinite(bits) else str(bits)
+def _dyadic(
+    what: str, ran_on: str, observed: float, predicted: float, relation: Any = "=", role: Any = "control", **more: Any
+) -> Evidence:
+    """Floats of a law in powers of two, where no step rounds."""
+    return numerical(
+        what=what, ran_on=ran_on, observed=observed, predicted=predicted, relation=relation, role=role, tolerance=0.0,
+        because="all probabilities are powers of two: no step rounds", **more,
+    )  # fmt: skip
+
+
+def _furthest(
+    what: str, ran_on: str, left: Any, right: Any, relation: Any = "=", role: Any = "statement", dyadic: bool = False, **more: Any
+) -> Evidence:  # fmt: skip
+    """The entry of two arrays of bits that is furthest from the relation, relative to the larger; a NaN first of all."""
+    left, right = np.broadcast_arrays(np.asarray(left, float), np.asarray(right, float))
+    difference = np.abs(left - right) if relation == "=" else left - right
+    larger = np.maximum(np.abs(left), np.abs(right))
+    apart = np.divide(difference, larger, out=np.zeros(left.shape), where=larger > 0)
+    at = np.unravel_index(np.argmax(np.where(np.isfinite(difference), apart, np.inf)), apart.shape)
+    reason = (0.0, "all probabilities are powers of two: no step rounds") if dyadic else (ROUNDING, BECAUSE)
+    return numerical(
+        what=f"{what}: the furthest from it of {left.size}", ran_on=ran_on, observed=float(left[at]), predicted=float(right[at]), relation=relation,
+        role=role, tolerance=reason[0], because=reason[1], **more,
+    )  # fmt: skip
+
+
+def _realised(context: Context) -> Result:
+    """The assumption 0 < P < 1 on a real model: of the transitions of a real text, the only ones that a cache records."""
+    if context.cache is None or context.cache.surprisal_bits is None:
+        return
+    # the first token has nothing before it: its entry is 0 or log2 |V| by convention, not a transition of the model
+    bits = np.asarray(context.cache.surprisal_bits, np.float64)[1:]
+    if not bits.size:
+        return
+    where = f"{context.cache.meta.get('model', context.cache_name)}, {len(bits)} transitions of its text"
+    yield numerical(
+        what="smallest surprisal, bits: P < 1", ran_on=where, observed=float(bits.min()), predicted=0.0, relation=">", tolerance=0.0, role="assumption",
+        because="computed in float64, it is 0 only where the probability rounds to 1",
+        note=f"of the tokens that came; of those that did not it says nothing. P > 0 for all of them: the largest is {bits.max():.1f} bits",
+    )  # fmt: skip
+    yield exact(
+        what="transitions of surprisal 0, P = 1",
+        ran_on=where,
+        observed=int((bits == 0).sum()),
+        predicted=0,
+        role="assumption",
+    )
 
 
 @claim(
@@ -206,11 +257,8 @@ def similarity_ultrametric(context: Context, *, similarity: Function) -> Result:
         whole, scale = whole_numbers(law, strings)
         p = np.array([[whole[shared(s, t)] for t in strings] for s in strings], object)
         d = matrix(similarity, law, strings)
-        error = np.abs(d - np.array([[math.log2(scale) - math.log2(x) for x in row] for row in p])).max()
-        yield exact(
-            what="d_T within 1e-12 of −log2 of the product of integers", ran_on=where, observed=bool(error <= 1e-12), predicted=True, role="control",
-            note=f"largest difference {error:.1e} bit",
-        )  # fmt: skip
+        true = [[Power(scale, x, 1).bits() for x in row] for row in p]
+        yield _furthest("d_T = −log2 of the product of integers", where, d, true, role="control", dyadic=law is DYADIC)
         yield exact(
             what="triples with d_T(s,u) < min(d_T(s,t), d_T(t,u)), as floats, no tolerance", ran_on=where, predicted=0,
             observed=triples(d[:, None, :] < np.minimum(d[:, :, None], d[None, :, :])),
@@ -231,10 +279,12 @@ def similarity_ultrametric(context: Context, *, similarity: Function) -> Result:
             role="control", note="so 2^(−d_T) itself is a partial ultrametric",
         )  # fmt: skip
     deep = (0,) * 1200
-    yield exact(
-        what="d_T of a string of 1200 fair bits with itself, where 2^(−d_T) is 0 in float64", ran_on="fair coin", role="control",
-        observed=_rational(similarity(_Coin(), deep, deep)), predicted=1200,
-    )  # fmt: skip
+    yield _dyadic(
+        "d_T of a string of 1200 fair bits with itself, where 2^(−d_T) is 0 in float64",
+        "fair coin",
+        similarity(_Coin(), deep, deep),
+        1200,
+    )
 
 
 class _Coin:
@@ -279,41 +329,26 @@ def _from_similarity(weight: float) -> Any:
 )  # fmt: skip
 def tree_distance(context: Context, *, distance: Function) -> Result:
     a, b = ("a",), ("b",)
-    yield exact(
-        what="D(a, b), bits",
-        ran_on="P(a) = P(b) = 1/2",
-        observed=_rational(distance(COIN, a, b)),
-        predicted=2,
-        role="control",
-    )
+    yield _dyadic("D(a, b), bits", "P(a) = P(b) = 1/2", distance(COIN, a, b), 2)
     deep = (0,) * 1200
-    edge = distance(_NearlyCertain(), deep, (*deep, 0))
-    yield exact(
-        what="D over one edge of probability 1 − 2^−60 behind 1200 fair bits, within 1e-9 of 2^−60 / ln 2", ran_on="binary strings of 1200 and 1201",
-        observed=bool(abs(edge * math.log(2) * 2.0**60 - 1) < 1e-9), predicted=True, note="P underflows, cumulated logs absorb the edge",
+    yield numerical(
+        what="D over one edge of probability 1 − 2^−60 behind 1200 fair bits = 2^−60 / ln 2, bits", ran_on="binary strings of 1200 and 1201",
+        observed=distance(_NearlyCertain(), deep, (*deep, 0)), predicted=2.0**-60 / math.log(2), role="control", tolerance=ROUNDING, because=BECAUSE,
+        note="P underflows, cumulated logs absorb the edge",
     )  # fmt: skip
-    for strings, law, name, room in (
-        (
-            strings_up_to(3, 3),
-            DYADIC,
-            "Markov law in powers of two on 3 tokens: all bits are integers, no tolerance",
-            0.0,
-        ),
-        *((strings_up_to(2, 4), law, name, 1e-12) for name, law in BINARY.items()),
+    for strings, law, name in (
+        (strings_up_to(3, 3), DYADIC, "Markov law in powers of two on 3 tokens: all bits are integers"),
+        *((strings_up_to(2, 4), law, name) for name, law in BINARY.items()),
     ):
         where = f"{len(strings)} strings, {len(strings) ** 3} triples, {name}"
+        dyadic = law is DYADIC
         d = matrix(distance, law, strings)
         whole, _ = whole_numbers(law, strings)
         # 2^D = top / bottom
         top = np.array([[whole[shared(s, t)] ** 2 for t in strings] for s in strings], object)
         bottom = np.array([[whole[s] * whole[t] for t in strings] for s in strings], object)
-        error = np.abs(
-            d - np.array([[math.log2(x) - math.log2(y) for x, y in zip(*rows)] for rows in zip(top, bottom)])
-        ).max()
-        yield exact(
-            what="D within 1e-12 of log2 P(s∧t)² / (P(s) P(t))", ran_on=where, observed=bool(error <= 1e-12), predicted=True, role="control",
-            note=f"largest difference {error:.1e} bit",
-        )  # fmt: skip
+        true = [[Power(x, y, 1).bits() for x, y in zip(*rows)] for rows in zip(top, bottom)]
+        yield _furthest("D = log2 P(s∧t)² / (P(s) P(t))", where, d, true, role="control", dyadic=dyadic)
         yield exact(what="D(s,s) ≠ 0", ran_on=where, observed=int((np.diag(d) != 0).sum()), predicted=0)
         yield exact(
             what="D(s,t) ≤ 0 for s ≠ t",
@@ -321,20 +356,25 @@ def tree_distance(context: Context, *, distance: Function) -> Result:
             observed=int((d <= 0).sum()) - int((np.diag(d) <= 0).sum()),
             predicted=0,
         )
-        yield exact(what="D(s,t) ≠ D(t,s)", ran_on=where, observed=int((np.abs(d - d.T) > room).sum()), predicted=0)
-        excess = d[:, None, :] - (d[:, :, None] + d[None, :, :])
-        yield exact(
-            what="triples with D(s,u) > D(s,t) + D(t,u)" + (f" + {room}" if room else ""), ran_on=where, observed=triples(excess > room), predicted=0,
-            tightness=1.0, note=f"attained by {triples(np.abs(excess) <= room)} triples: t on the path from s to u",
-        )  # fmt: skip
+        yield _furthest("D(s,t) = D(t,s)", where, d, d.T, dyadic=dyadic)
         left = top[:, None, :] * (bottom[:, :, None] * bottom[None, :, :])
         right = bottom[:, None, :] * (top[:, :, None] * top[None, :, :])
-        yield exact(what="the same in integers", ran_on=where, observed=_violated(left > right), predicted=0)
+        yield _furthest(
+            "D(s,u) ≤ D(s,t) + D(t,u)", where, d[:, None, :], d[:, :, None] + d[None, :, :], "<=", dyadic=dyadic, tightness=1.0,
+            note=f"attained by {triples(left == right)} triples: t on the path from s to u",
+        )  # fmt: skip
+        yield exact(
+            what="the same in integers: triples that violate it",
+            ran_on=where,
+            observed=_violated(left > right),
+            predicted=0,
+        )
     certain = FiniteLanguage({("a", "a"): HALF, ("b", "a"): HALF})
-    yield exact(
-        what="D(a, aa) where a is always followed by a", ran_on="aa, ba, each 1/2", observed=_rational(distance(certain, a, ("a", "a"))), predicted=0,
-        role="control", note="a pseudo-metric only: the assumption is needed",
+    yield _dyadic(
+        "D(a, aa) where a is always followed by a", "aa, ba, each 1/2", distance(certain, a, ("a", "a")), 0,
+        note="a pseudo-metric only: the assumption is needed",
     )  # fmt: skip
+    yield from _realised(context)
 
 
 def _matches(change: Any) -> Any:
@@ -368,9 +408,10 @@ def _matches(change: Any) -> Any:
     ],
 )  # fmt: skip
 def retrieval(context: Context, *, similarity: Function, trie: Function) -> Result:
-    for law, name, room in ((DYADIC, "dyadic law", 0.0), (THIRDS, "law in thirds and sevenths", 1e-12)):
+    for law, name in ((DYADIC, "dyadic law"), (THIRDS, "law in thirds and sevenths")):
         rng = context.rng(f"strings, {name}")
-        queries = wrong_set = wrong_length = wrong_bits = 0
+        queries = wrong_set = wrong_length = 0
+        bits = []
         for _ in range(context.size(12, 200)):
             stored = [tuple(int(x) for x in rng.integers(0, 3, int(rng.integers(0, 7)))) for _ in range(8)]
             index = trie(law)
@@ -386,7 +427,7 @@ def retrieval(context: Context, *, similarity: Function, trie: Function) -> Resu
                 }
                 match = index.longest_match(query)
                 wrong_length += match.length != max(lengths)
-                wrong_bits += abs(match.bits - max(d)) > room
+                bits.append((match.bits, max(d)))
         where = f"{queries} queries of 6 tokens against stores of 8 strings of 0..6 tokens, {name}"
         yield exact(
             what="queries where argmax d_T is not the set of longest common prefixes",
@@ -397,18 +438,15 @@ def retrieval(context: Context, *, similarity: Function, trie: Function) -> Resu
         yield exact(
             what="queries where the trie returns another length", ran_on=where, observed=int(wrong_length), predicted=0
         )
-        yield exact(
-            what="queries where the trie's bits are not max d_T" + (f" within {room}" if room else ""),
-            ran_on=where,
-            observed=int(wrong_bits),
-            predicted=0,
+        yield _furthest(
+            "the trie's bits = max d_T", where, [a for a, _ in bits], [b for _, b in bits], dyadic=law is DYADIC
         )
     certain = FiniteLanguage({("a", "a"): HALF, ("b", "a"): HALF})
-    yield exact(
-        what="d_T(aa, aa) = d_T(aa, a): a tie, though one shares more", ran_on="aa, ba, each 1/2: a transition of probability 1", role="control",
-        observed=_rational(similarity(certain, ("a", "a"), ("a", "a"))), predicted=_rational(similarity(certain, ("a", "a"), ("a",))),
-        note="the assumption is needed",
+    yield _dyadic(
+        "d_T(aa, aa) = d_T(aa, a): a tie, though one shares more", "aa, ba, each 1/2: a transition of probability 1",
+        similarity(certain, ("a", "a"), ("a", "a")), similarity(certain, ("a", "a"), ("a",)), note="the assumption is needed",
     )  # fmt: skip
+    yield from _realised(context)
 
 
 @claim(

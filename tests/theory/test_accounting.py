@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtheory import accounting
@@ -29,6 +30,25 @@ def test_adaptive_bits(surprisals, base):
     bits = accounting.adaptive_bits([Fraction(h) for h in surprisals], base)
     assert bits == [max(1, base * h // mean) for h in surprisals] and min(bits) >= 1
     assert len(bits) <= sum(bits) <= (base + 1) * len(bits)
+
+
+@given(st.floats(1e-300, 1e300), st.integers(1, 60), st.integers(1, 8))
+@example(4.3, 7, 3)  # 3 * 7 * 4.3 / 30.1 is 2.9999999999999996 in float64
+@example(0.1, 3, 3)
+def test_constant_surprisal_gets_base_bits_everywhere(surprisal, positions, base):
+    assert accounting.adaptive_bits([surprisal] * positions, base) == [base] * positions
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 8))
+def test_adaptive_bits_of_floats_are_those_of_the_rationals_that_they_are(surprisals, base):
+    assert accounting.adaptive_bits(surprisals, base) == accounting.adaptive_bits(
+        [Fraction(h) for h in surprisals], base
+    )
+
+
+def test_adaptive_bits_of_numpy_numbers():
+    assert accounting.adaptive_bits(np.array([0.1, 0.1, 0.1], np.float32), 3) == [3, 3, 3]
+    assert accounting.adaptive_bits(np.array([3, 1]), 3) == [4, 1]
 
 
 @pytest.mark.parametrize(
