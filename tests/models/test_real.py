@@ -1,5 +1,8 @@
 """SmolLM2-135M itself (93 MB, fetched through the installer): the embedded sample is its cache, and a capture says what it computes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvtheory  # noqa: E402
-from kvtheory import attention, models  # noqa: E402
+from kvtheory import Cache, attention, models  # noqa: E402
 from kvtheory.sample import sample_text, ulps  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -100,3 +103,19 @@ def test_the_first_layer_s_keys_before_rotation_depend_on_the_token_alone(prefix
 def test_surprisal_is_in_bits_and_sane(prefix):
     assert prefix.surprisal_bits[0] == np.log2(49_152)
     assert 3 < prefix.surprisal_bits[1:].mean() < 8  # English prose under this model: 4.6 to 5.6 bits at length
+
+
+def test_a_capture_of_2048_tokens_stays_under_2_gb(tmp_path):
+    """All 30 layers, written as the pass reaches them: the peak of a process of its own, as the kernel counts it."""
+    code = f"""
+import resource
+from kvtheory import models
+tokenizer, model = models.load("smol")
+ids = [(7 * i * i + 11 * i) % 49152 for i in range(2048)]
+models.capture_to({str(tmp_path / "x.safetensors")!r}, model, tokenizer, ids)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 2e9
+    assert len(Cache.load(tmp_path / "x.safetensors")) == 30
