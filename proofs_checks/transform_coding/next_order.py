@@ -15,9 +15,9 @@ from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, numerical, search, statistical
+from proofs_checks.papers import OWN
 from proofs_checks.transform_coding import noise
 from proofs_checks.transform_coding.instances import (
-    PAPER,
     Float,
     Instance,
     curves_of,
@@ -73,8 +73,8 @@ def _without(term: str) -> Callable[[Function], Function]:
 
 @claim(
     id="transform-coding/remainder",
-    paper=PAPER,
-    section="Theorem 1, remainder (derived here)",
+    paper=OWN,
+    section="the order after Theorem 1 of arXiv 2608.14191, derived here (of the paper we know only that it has a higher-order remainder)",
     statement="For Gaussian noise the next order is known in closed form. Where all logits have the same variance s^2 it is c s^2 D_K with"
     " c = 1/2 + 3 sum a^2 - 6 Var_a(a u) / sum |a u|^2 between -7/4 and 7/2: near 1/2 for diffuse attention, 7/2 where one token has all"
     " of it. So the first order is good to 10 % up to about s^2 = 0.1/|c|: 0.029 at worst, 0.2 where attention is diffuse.",

@@ -18,6 +18,7 @@ from proofs_checks.claim import Claim, Verdict
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, Picture
 from proofs_checks.ledger import plain
+from proofs_checks.papers import OWN
 from proofs_checks.run import run_claim
 from proofs_checks.transform_coding import noise
 from proofs_checks.transform_coding.instances import all_within, worst_ratio
@@ -57,6 +58,17 @@ def verdict(name, functions=None, **options):
 def test_all_claims_are_here_in_order():
     assert list(CLAIMS) == list(EXPECTED)
     assert CLAIMS["transform-coding/validity-range"].correction in CLAIMS
+
+
+def test_statements_of_our_own_are_not_the_papers():
+    """The rule of 0.1 and the closed form of the next order are the theory notes' (B-T1) and ours: no verdict on the paper."""
+    own = {name for name, claim in CLAIMS.items() if claim.paper == OWN}
+    assert own == {"transform-coding/validity-range", "transform-coding/remainder"}
+    assert all(CLAIMS[name].paper == "2608.14191" for name in set(CLAIMS) - own)
+    rule, order = CLAIMS["transform-coding/validity-range"], CLAIMS["transform-coding/remainder"]
+    assert "theory notes (B-T1)" in rule.section and rule.statement.startswith("Our rule")
+    assert "derived here" in order.section
+    assert not any(c.section.startswith("Theorem 1") for c in (rule, order))
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -205,6 +205,37 @@ class TestLowerBounds:
         m = c / (dim - 1) * (4 * x * (1 - x)) ** a / p
         assert Q.sphere_code_bound(dim, bits) == pytest.approx(1 - m * m, rel=1e-8)
 
+    @pytest.mark.parametrize("dim", [2, 3, 4, 9, 64, 256])
+    def test_steps_of_the_proof(self, dim):
+        """p m^2 is concave up to p = 1/2 and below its tangent at 1/2 beyond, by incomplete beta functions."""
+        n, a = dim - 1, (dim - 1) / 2
+        p = np.concatenate([np.geomspace(1e-12, 0.4, 200), np.linspace(0.401, 0.5, 50)])
+        x = special.betaincinv(a, a, p)
+        edge, sine = 1 - 2 * x, np.sqrt(4 * x * (1 - x))
+        c = np.exp(special.gammaln(dim / 2) - special.gammaln(a)) / np.sqrt(np.pi)
+        m = c / n * sine**n / p
+        assert (m - edge <= sine / np.sqrt(n) * (1 + 1e-9) + 1e-12).all()
+        g = p * m * m
+        slope = np.diff(g) / np.diff(p)
+        assert (np.diff(slope) <= 1e-9 * np.abs(slope[1:]) + 1e-9).all()  # what step 2 says of it
+        assert (sine ** (2 * n) <= 4 * p * (1 - p) * (1 + 1e-9)).all()
+        # beyond 1/2 it is not concave, and step 3 is needed: it falls to 0 at 1 with slope 0
+        q = 1 - np.geomspace(1e-4, 1e-2, 30)[::-1]
+        beyond = (c / n * np.sqrt(4 * special.betaincinv(a, a, q) * (1 - special.betaincinv(a, a, q))) ** n) ** 2 / q
+        assert (np.diff(np.diff(beyond) / np.diff(q)) > 0).all()
+        assert (beyond <= (2 * c / n) ** 2 * (1 - q)).all()
+
+    @given(st.integers(2, 40), st.integers(2, 12), st.integers(0, 2**32 - 1))
+    def test_no_unequal_cells_are_better(self, dim, cells, seed):
+        """Caps of any probabilities that sum to 1 leave at least what N equal ones would (they need not fit on a sphere)."""
+        p = np.random.default_rng(seed).dirichlet(np.full(cells, 0.7))
+        a = (dim - 1) / 2
+        p = p[p > 1e-9]
+        x = special.betaincinv(a, a, p)
+        c = np.exp(special.gammaln(dim / 2) - special.gammaln(a)) / np.sqrt(np.pi) / (dim - 1)
+        reach = c * (4 * x * (1 - x)) ** a
+        assert 1 - (reach**2 / p).sum() >= Q.sphere_code_bound(dim, np.log2(cells) / dim) * (1 - 1e-6)
+
     def test_large_dimension_does_not_underflow(self):
         assert Q.sphere_code_bound(1536, 8) * 4.0**8 == pytest.approx(0.99745, abs=1e-4)
 
@@ -237,6 +268,19 @@ class TestProd:
     def test_bound(self, dim, bits):
         assert Q.prod_distortion(dim, bits) <= Q.prod_bound(bits)
         assert Q.prod_bound(bits) == pytest.approx(np.pi / 2 * Q.mse_bound(bits - 1))
+
+    @given(st.integers(2, 200), st.integers(1, 6))
+    def test_worst_direction(self, dim, bits):
+        worst = Q.prod_worst(dim, bits)
+        assert worst == pytest.approx(np.pi / 2 * Q.mse_distortion(dim, bits - 1))
+        assert Q.prod_distortion(dim, bits) < worst <= Q.prod_bound(bits)
+        assert worst - Q.prod_distortion(dim, bits) == pytest.approx(Q.mse_distortion(dim, bits - 1) / dim, rel=1e-9)
+        if bits <= 4:
+            assert worst <= Q.ROUNDED_UP_PROD[bits]
+
+    def test_worst_direction_refuses(self):
+        with pytest.raises(ValueError, match="bits"):
+            Q.prod_worst(8, 0)
 
     def test_pure_sketch(self):
         # b = 1: no mse bits, x_hat = sqrt(pi/2)/d S^T sign(S x): variance (pi/2 - <x,y>^2)/d
