@@ -111,7 +111,7 @@ def numerical(
 
     `because` says where the tolerance comes from (conditioning, sizes, a quadrature's error estimate). NaN or inf cannot tell.
     """
-    observed, predicted = float(observed), float(predicted)
+    observed, predicted, tolerance = float(observed), float(predicted), float(tolerance)
     room = tolerance * max(abs(observed), abs(predicted))
     difference = observed - predicted
     agrees: bool | None = {

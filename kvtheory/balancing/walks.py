@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh, lapack
 
-from kvtheory.risk import krylov
+from kvtheory.risk import krylov, spectra
 
 Float = NDArray[np.float64]
 #: Coin(p) is True with probability p. Injected, so that tests can follow every path of a walk with its probability.
@@ -48,13 +48,18 @@ class Split(NamedTuple):
 
 
 def split(x: Float, p: Float, m: int) -> Split:
-    """Coordinates in the m leading eigendirections of sum_i p_i x_i x_i^T, and what they leave of x. Fewer where the rank is."""
+    """Coordinates in the m leading eigendirections of sum_i p_i x_i x_i^T, and what they leave of x. Fewer where the rank is.
+
+    Where min(n, size) > spectra.LARGEST_GRAM the directions are Ritz vectors (`krylov`): a walk still makes no error in them, but
+    they may leave more than tail_m, the excess being at most what the Krylov space misses of the trace.
+    """
     if m == 0:
         return Split(np.zeros((len(x), 0)), x)
     weighted = np.sqrt(p)[:, None] * x
     n, size = x.shape
-    if min(n, size) > 8192:
-        found = krylov.leading(lambda y: weighted @ y, lambda y: weighted.T @ y, x.shape, m)
+    if min(n, size) > spectra.LARGEST_GRAM:
+        trace = float((weighted**2).sum())
+        found = krylov.leading(lambda y: weighted @ y, lambda y: weighted.T @ y, x.shape, m, trace)
         values, directions = found.eigenvalues, weighted.T @ found.vectors
     else:
         gram = weighted @ weighted.T if n <= size else weighted.T @ weighted
@@ -63,7 +68,7 @@ def split(x: Float, p: Float, m: int) -> Split:
         values, vectors = values[::-1], vectors[:, ::-1]
         directions = weighted.T @ vectors if n <= size else vectors
     # directions beyond the rank are rounding, and would spend budget on constraining nothing
-    alive = values > 1e-14 * len(x) * max(values[0], np.finfo(float).tiny)
+    alive = values > 1e-14 * len(x) * max(values.max(initial=0), np.finfo(float).tiny)
     directions = np.linalg.qr(directions[:, alive])[0]
     leading = x @ directions
     return Split(leading, x - leading @ directions.T)

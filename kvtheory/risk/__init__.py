@@ -9,10 +9,22 @@ One head at a time, as arrays q (m, d), k (n, d), v (n, dv) in float64, every qu
 the tokens at or before the earliest query used.
 """
 
-from kvtheory.risk.bounds import cube_bound, paper_bound, safe_bound, search_floor, spectral_bound, trace_bound
+from kvtheory.risk.bounds import (
+    augmented_bound,
+    cube_bound,
+    paper_bound,
+    safe_bound,
+    search_floor,
+    spectral_bound,
+    trace_bound,
+)
 from kvtheory.risk.instances import (
     Instance,
     coherent_block,
+    dissenter,
+    dissenter_risk,
+    faint_needle,
+    faint_needle_risk,
     flat_cache,
     hidden_lookup,
     lookup,
@@ -28,9 +40,14 @@ __all__ = [
     "Instance",
     "Spectrum",
     "attention_risk",
+    "augmented_bound",
     "coherent_block",
     "cube_bound",
     "density",
+    "dissenter",
+    "dissenter_risk",
+    "faint_needle",
+    "faint_needle_risk",
     "flat_cache",
     "hidden_lookup",
     "linear_risk",

@@ -1,4 +1,4 @@
-"""What the spectrum of a cache promises about K kept tokens (theory C-T1, C-T2', C-L2), and the rate the paper states."""
+"""What the spectrum of a cache promises about K kept tokens (theory C-T1, C-T2', C-D3, C-L2), and the rate the paper states."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def paper_bound(spectrum: Spectrum, K: int) -> float:
 def safe_bound(q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | None = None) -> float:
     """4 B^2 rho / K, rho = E_nu [n sum_i a_i^2], B = max ||v_i - mean v||: bounds the TRUE mean risk of random sampling, C-L2.
 
-    For K draws with or without replacement, P uniform. No assumption on the cache, so it is loose where nothing is peaked.
+    For K draws with or without replacement, P uniform. No assumption on the cache. Loose where attention is a look-up or
+    spread out evenly, yet the 4 is attained in a limit (`faint_needle`); `augmented_bound` is never above it.
     q (m, d), k (n, d), v (n, dv). Self-normalised importance sampling: Agapiou et al., Statist. Sci. 32 (2017), theorem 2.1.
     """
     q, k, v, scale = one_head(q, k, v, scale)
@@ -68,6 +69,34 @@ def safe_bound(q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | 
     rho = float((b**2).mean(axis=0).mean())  # n sum a^2 = (1/n) sum b^2
     radius2 = float(((v - v.mean(axis=0)) ** 2).sum(axis=1).max())
     return 4 * radius2 * rho / budget(K)
+
+
+def augmented_bound(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | None = None, replace: bool = True
+) -> float:
+    """2 tr Sigma+ / K for the augmented profile (C-D3) of v - mean v with c = B: bounds the TRUE mean risk of random sampling (proved).
+
+        tr Sigma+ = E_nu [ sum_i b_i^2 ||u_i||^2 / n - ||sum_i a_i u_i||^2 + B^2 (rho - 1) ],     u_i = v_i - mean v,  B = max ||u_i||
+
+    b = n a, rho = sum_i b_i^2 / n. replace=False: times (n - K)/(n - 1), K of n tokens without replacement. P uniform.
+
+    Proof. With N = int b u dPhat - A_P and D = Z_Phat/Z_P - 1, for u in place of v (the error is the same): A_Phat (1 + D) = N + A_P,
+    so A_Phat - A_P = N - A_Phat D, and ||A_Phat|| <= B gives ||A_Phat - A_P||^2 <= 2 (||N||^2 + B^2 D^2) = 2 ||int Gamma+ dPhat||^2,
+    of which C-T1 is the mean. As ||u_i|| <= B, never above `safe_bound`. The 2 is attained in a limit (`dissenter`). A smaller c, such
+    as the root mean square of `response_profiles`, gives no bound with constant 1, nor does c = B.
+
+    q (m, d), k (n, d), v (n, dv). ValueError for K < 1 and, without replacement, for K > n.
+    """
+    q, k, v, scale = one_head(q, k, v, scale)
+    n, K = len(k), budget(K)
+    if not replace and n < K:
+        raise ValueError(f"K: expected at most n = {n} without replacement, got {K}")
+    b = density(q, k, scale=scale)
+    u = v - v.mean(axis=0)
+    norm2 = (u**2).sum(axis=1)
+    output = b.T @ u / n
+    trace = (b**2).T @ norm2 / n - (output**2).sum(axis=1) + norm2.max() * ((b**2).mean(axis=0) - 1)
+    return 2 * float(trace.mean()) / K * (1.0 if replace else (n - K) / max(n - 1, 1))
 
 
 def search_floor(n: int, K: int, mass: float = 0.5) -> float:

@@ -108,6 +108,79 @@ def summary_by_synthetic_tokens(q: ArrayLike, o: ArrayLike, scale: float) -> tup
     return keys, c * np.vstack([np.eye(dv), -np.eye(dv)])
 
 
+def dissenter(n: int, density: Fraction | float) -> Instance:
+    """Where 2 tr Sigma+ / K is nearly attained at K = 1 (`augmented_bound`): n - 1 tokens of value 1 and the given density b, and
+    one of value 0 with the rest, n - (n - 1) b > 0. One query, scale 1. At b slightly above 1 the true risk of keeping one token
+    is 1.39 tr Sigma+ at n = 3, 1.92 at n = 20, and 2 in the limit.
+    """
+    rest = n - (n - 1) * density
+    if n < 2 or density <= 0 or rest <= 0:
+        raise ValueError(f"n, density: expected n >= 2 and 0 < density < n/(n - 1), got {n} and {density}")
+    keys = np.full((n, 1), np.log(float(density)))
+    keys[-1] = np.log(float(rest))
+    return Instance(np.ones((1, 1)), keys, np.append(np.ones(n - 1), 0.0)[:, None])
+
+
+def dissenter_risk(n: int, density: Number) -> tuple[Number, Number]:
+    """(true mean risk of one token at random, tr Sigma+ with c = B) of `dissenter`, in closed form. Works for Fractions too.
+
+    A_P = (1 - 1/n) b; about the mean 1 - 1/n the values are 1/n (n - 1 times) and -(1 - 1/n), so B = 1 - 1/n.
+    """
+    b, rest = density, n - (n - 1) * density
+    most = (n - 1) / (n + 0 * density)
+    A = most * b
+    true = ((n - 1) * (1 - A) ** 2 + A * A) / n
+    rho = ((n - 1) * b * b + rest * rest) / n
+    trace = (
+        ((n - 1) * b * b * (1 - most) ** 2 + rest * rest * most * most) / n - (A - most) ** 2 + most * most * (rho - 1)
+    )
+    return true, trace
+
+
+def faint_needle(n: int, mass: float) -> Instance:
+    """Where the constant 4 of `safe_bound` is nearly attained, by K >> n independent draws: n even, n mass^2 >> 1 >> mass.
+
+    Token 0 has value 1 and attention `mass`; n/2 tokens of value -1 share the rest evenly; n/2 - 1 tokens of value 1 get nothing
+    (e^-60), and centre the values. B = 1, but the needle is 2 away from the output it disturbs. One query, scale 1.
+    """
+    if n < 4 or n % 2 or not 0 < mass < 1:
+        raise ValueError(f"n, mass: expected an even n >= 4 and 0 < mass < 1, got {n} and {mass}")
+    keys = np.full((n, 1), -60.0)
+    keys[0], keys[1 : n // 2 + 1] = np.log(mass * n), np.log(2 * (1 - mass))
+    values = np.ones((n, 1))
+    values[1 : n // 2 + 1] = -1
+    return Instance(np.ones((1, 1)), keys, values)
+
+
+def faint_needle_risk(n: int, mass: float, K: int) -> float:
+    """True mean risk of K independent draws from `faint_needle`, by the binomial laws of how many of each kind are drawn.
+
+    x times the needle and y of the tokens of value -1: A_Phat = (x n a - 2 (1 - a) y) / (x n a + 2 (1 - a) y), A_P = 2 a - 1.
+    Terms beyond 12 standard deviations are left out: below 1e-15 of the law.
+    """
+    from scipy.special import gammaln
+
+    def law(trials: int, chance: float) -> tuple[Float, Float]:
+        reach = 12 * np.sqrt(trials * chance * (1 - chance)) + 25
+        x = np.arange(max(0, int(trials * chance - reach)), min(trials, int(trials * chance + reach)) + 1, dtype=float)
+        log = (
+            gammaln(trials + 1)
+            - gammaln(x + 1)
+            - gammaln(trials - x + 1)
+            + x * np.log(chance)
+            + (trials - x) * np.log1p(-chance)
+        )
+        return x, np.exp(log)
+
+    total = 0.0
+    for x, p in zip(*law(K, 1 / n)):
+        y, given = law(K - int(x), (n // 2) / (n - 1))
+        up, down = x * n * mass, 2 * (1 - mass) * y
+        output = np.where(up + down > 0, (up - down) / np.maximum(up + down, 1e-300), 1.0)
+        total += p * float(given @ (output - (2 * mass - 1)) ** 2)
+    return total
+
+
 def coherent_block(m: int, copies: int) -> Instance:
     """Where the plain cube walk attains its constant m + 2 (C-T2), taken in index order at inclusion probability 1/2. m even.
 

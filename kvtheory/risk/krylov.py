@@ -9,8 +9,11 @@ The Ritz values theta_1 >= theta_2 >= ... obey, for every k (A = X X^T, C = its 
 
     sum_{i<=k} theta_i <= sum_{i<=k} lambda_i <= sum_{i<=k} theta_i + tr C,        tr C = ||X||_F^2 - tr T
 
-(Cauchy interlacing; Ky Fan's norm of a positive block matrix is at most the sum of its diagonal blocks'). And to each theta_i
-belongs an eigenvalue of A, theirs apart, no further than || A U - U diag(theta) ||_2 (Kahan; Parlett, theorem 11.5.1).
+(Cauchy interlacing; Ky Fan's norm of a positive block matrix is at most the sum of its diagonal blocks'). Residuals bound nothing
+here: Kahan's theorem puts an eigenvalue near each theta_i, but does not say which one.
+
+All this needs Q orthonormal. Where the space is exhausted (rank X below the number of columns) a new block, less its part in
+span Q, is rounding that lies in span Q again, and normalising it would count directions twice. So every block is rank-revealed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import qr
 
 from kvtheory.randomness import generator
 
@@ -27,44 +31,64 @@ Float = NDArray[np.float64]
 
 _OVERSAMPLING = 8
 _STEPS = 3
+#: what a block must keep, relative to its norm, when its part in the basis is taken out: less is rounding
+_RANK = 1e-12
+#: and what the normalised rest must keep when that is done again; a direction that lost more was mostly in the basis
+_TWICE = 0.1
 
 
 class Leading(NamedTuple):
-    """eigenvalues (r,) of X X^T, descending; vectors (n, r) orthonormal; captured = tr T; residual = ||A U - U theta||_2."""
+    """eigenvalues (r,) of X X^T, descending; vectors (n, r) orthonormal; captured = tr T. r < rank where rank X is."""
 
     eigenvalues: Float
     vectors: Float
     captured: float
-    residual: float
 
 
 def columns(rank: int) -> int:
-    """Columns of the Krylov basis for `rank` eigenvalues."""
+    """Columns of the Krylov basis for `rank` eigenvalues, at most."""
     return (rank + _OVERSAMPLING) * (_STEPS + 1)
 
 
 def leading(
-    forward: Callable[[Float], Float], adjoint: Callable[[Float], Float], shape: tuple[int, int], rank: int
+    forward: Callable[[Float], Float],
+    adjoint: Callable[[Float], Float],
+    shape: tuple[int, int],
+    rank: int,
+    trace: float = np.inf,
 ) -> Leading:
-    """The `rank` leading eigenpairs of X X^T; forward(y) = X y for y (width, b), adjoint(y) = X^T y for y (n, b); shape (n, width)."""
+    """The `rank` leading eigenpairs of X X^T; forward(y) = X y for y (width, b), adjoint(y) = X^T y for y (n, b); shape (n, width).
+
+    trace: ||X||_F^2 where it is known. ArithmeticError if the basis captures more than that, as no orthonormal basis can.
+    """
     n, width = shape
     smaller = min(n, width)
     size = min(rank + _OVERSAMPLING, smaller)
     steps = min(_STEPS, smaller // size - 1)
     start = generator(0, "risk krylov").standard_normal((width, size))
-    basis = np.linalg.qr(forward(start))[0]
+    basis = _new_directions(np.zeros((n, 0)), forward(start))
     images = [adjoint(basis)]
     for _ in range(steps):
-        block = forward(images[-1])
-        # twice: the second pass removes what cancellation in the first has left, also where the space is exhausted
-        for _ in range(2):
-            block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
+        block = _new_directions(basis, forward(images[-1]))
+        if block.shape[1] == 0:
+            break
         basis = np.hstack([basis, block])
         images.append(adjoint(block))
     image = np.hstack(images)
     theta, s = np.linalg.eigh(image.T @ image)
     theta, s = np.maximum(theta[::-1], 0), s[:, ::-1]
-    s_r, theta_r = s[:, :rank], theta[:rank]
-    vectors = basis @ s_r
-    residual = float(np.linalg.norm(forward(image @ s_r) - vectors * theta_r, 2))
-    return Leading(theta_r, vectors, float(theta.sum()), residual)
+    captured = float(theta.sum())
+    if captured > trace * (1 + 1e-10):
+        raise ArithmeticError(f"krylov: a basis of {len(theta)} columns captured {captured!r} of a trace of {trace!r}")
+    return Leading(theta[:rank], basis @ s[:, :rank], captured)
+
+
+def _new_directions(basis: Float, block: Float) -> Float:
+    """Orthonormal columns (n, b') that span, with basis (n, c), what block (n, b) adds to it; b' = 0 where it adds nothing."""
+    for least in (_RANK * np.linalg.norm(block), _TWICE):
+        block = block - basis @ (basis.T @ block)
+        if block.shape[1] == 0 or least == 0:
+            return block[:, :0]
+        q, r, _ = qr(block, mode="economic", pivoting=True)
+        block = np.asarray(q[:, np.abs(np.diag(r)) > least], dtype=np.float64)
+    return block

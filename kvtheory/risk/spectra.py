@@ -127,7 +127,9 @@ def spectrum(
     """Spectrum of Sigma for one head: q (m, d), k (n, d), v (n, dv); weights, scale, kind as in `response_profiles`.
 
     rank None: all eigenvalues, exact up to rounding; needs min(n, m channels) <= 8192, else ValueError.
-    rank r: the r largest by block Krylov, never more than O((n + m dv) r) memory; the trace is exact, `error` a-posteriori.
+    rank r: the r largest by block Krylov, never more than O((n + m dv) r) memory; the trace is exact, `error` is what
+    the Krylov space misses of it: an upper bound on every tail's excess (Ky Fan), coarse where the
+    spectrum is flat.
     """
     if kind not in ("centred", "augmented"):
         raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
@@ -147,11 +149,12 @@ def spectrum(
         whole = _exact(x.smaller_gram(), x.trace(), len(k))
         return Spectrum(whole.trace, whole.eigenvalues[:rank], whole.n, whole.error, complete=rank >= smaller)
     trace = x.trace()
-    found = krylov.leading(x.forward, x.adjoint, x.shape, rank)
-    missed = max(trace - found.captured, 0.0)
-    return Spectrum(
-        trace, found.eigenvalues, len(k), min(missed, len(found.eigenvalues) * found.residual), complete=False
-    )
+    found = krylov.leading(x.forward, x.adjoint, x.shape, rank, trace)
+    # where the rank is below `rank`, 0 is a Ritz value as good as any: never above an eigenvalue
+    eigenvalues = np.zeros(min(rank, smaller))
+    eigenvalues[: len(found.eigenvalues)] = found.eigenvalues
+    rounding = krylov.columns(rank) * float(np.finfo(np.float64).eps) * trace
+    return Spectrum(trace, eigenvalues, len(k), max(trace - found.captured, 0.0) + rounding, complete=False)
 
 
 def profile_spectrum(profiles: ArrayLike, weights: ArrayLike | None = None) -> Spectrum:

@@ -5,10 +5,11 @@ The paper's own definition of the profile could not be established, so every cla
 
 from proofs_checks.risk.balanced import plain_cube_bound, spectral_bound
 from proofs_checks.risk.identity import error_identity
-from proofs_checks.risk.retrieval import retrieval_regime, safe_bound, search_lower_bound
+from proofs_checks.risk.retrieval import augmented_trace_bound, retrieval_regime, safe_bound, search_lower_bound
 from proofs_checks.risk.sampling import sampling_iid, sampling_without_replacement
 
 __all__ = [
+    "augmented_trace_bound",
     "error_identity",
     "plain_cube_bound",
     "retrieval_regime",

@@ -12,7 +12,7 @@ from kvtheory.statistics import mean_interval
 from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
-from proofs_checks.evidence import Evidence, numerical, statistical
+from proofs_checks.evidence import Evidence, exact, numerical, statistical
 from proofs_checks.risk.heads import (
     EPS,
     SQUARE_BECAUSE,
@@ -71,31 +71,147 @@ def _gram(context: Context, one: One) -> Float:
     return context.memo(("gram", one.label), lambda: gram(one, np.full(one.n, 1 / one.n)))
 
 
+def _fewer(change: int) -> Any:
+    """A sampler that takes K + change tokens."""
+    return lambda true: lambda x, K, *a, **k: true(x, max(K + change, 1), *a, **k)
+
+
+def _first_half(true: Function) -> Function:
+    """The first half of the tokens gets 10% more weight."""
+
+    def wrong(x: Any, K: int, *args: Any, **kwargs: Any) -> Any:
+        index, weight = true(x, K, *args, **kwargs)
+        weight = weight * np.where(index < len(x) // 2, 1.1, 1.0)
+        return index, weight / weight.sum()
+
+    return wrong
+
+
+def _first_half_likelier(true: Function) -> Function:
+    """A token drawn from the second half is moved to the first with probability 1/20, if it is not there yet: weights stay 1/K."""
+
+    def wrong(x: Any, K: int, *args: Any, seed: int = 0, **kwargs: Any) -> Any:
+        index, weight = true(x, K, *args, seed=seed, **kwargs)
+        half, rng = len(x) // 2, np.random.default_rng(seed)
+        w = dense(len(x), index, weight)
+        for i in index[index >= half]:
+            if rng.random() < 0.05 and w[i - half] == 0:
+                w[i - half], w[i] = w[i], 0.0
+        return np.flatnonzero(w), w[w > 0]
+
+    return wrong
+
+
+def _never_first(true: Function) -> Function:
+    """Token 0 is never drawn."""
+
+    def wrong(x: Any, K: int, *args: Any, **kwargs: Any) -> Any:
+        index, weight = true(x[1:], min(K, len(x) - 1), *args, **kwargs)
+        return index + 1, weight
+
+    return wrong
+
+
+#: wrong samplers that both claims must tell from the true one
+_WRONG_SAMPLERS = (
+    Mutant("K - 1 tokens", "sample", _fewer(-1)),
+    Mutant("K + 1 tokens", "sample", _fewer(1)),
+    Mutant("a quarter of the budget unused", "sample", lambda true: lambda x, K, *a, **k: true(x, 3 * K // 4, *a, **k)),
+    Mutant("first half of the tokens weighs 10% more", "sample", _first_half),
+    Mutant("first half of the tokens drawn more often", "sample", _first_half_likelier),
+    Mutant("token 0 never drawn", "sample", _never_first),
+)
+
+
+class _Draws:
+    """Draws of one sampler as weights (R, n), made as they are asked for: most wrong samplers are found out by the first few."""
+
+    def __init__(self, context: Context, sample: Function, method: str, x: Float, K: int) -> None:
+        self.n, self.K, self.method = len(x), K, method
+        self._draw = lambda r: dense(len(x), *sample(x, K, method, seed=context.seed + r))
+        self._rows: list[Float] = []
+
+    def first(self, count: int) -> Float:
+        self._rows += [self._draw(r) for r in range(len(self._rows), count)]
+        return np.stack(self._rows[:count])
+
+    def ran_on(self, count: int) -> str:
+        return f"{count} draws of balancing.sample, {self.method}, n = {self.n}, K = {self.K}"
+
+
+#: the first draws, on which what holds of every draw is checked
+_FEW = 100
+
+
+def _law(context: Context, draws: _Draws, count: int, comparisons: int) -> Iterator[Evidence]:
+    """P uniform: every draw has weights c/K with whole c of sum K, and every token the mean weight 1/n."""
+    n, K = draws.n, draws.K
+    w = draws.first(_FEW)
+    counts = np.rint(w * K)
+    yield numerical(
+        what="largest distance of K w from a whole number", ran_on=draws.ran_on(_FEW), observed=float(np.abs(w * K - counts).max()),
+        predicted=4 * K * EPS, relation="<=", tolerance=0.0, because="a weight is c/K divided by a sum that is 1 within K eps",
+    )  # fmt: skip
+    totals = counts.sum(axis=1)
+    yield exact(
+        what="tokens drawn, fewest and most", ran_on=draws.ran_on(_FEW), observed=[int(totals.min()), int(totals.max())], predicted=[K, K],
+    )  # fmt: skip
+    if draws.method == "srs":
+        kept = (w > 0).sum(axis=1)
+        yield exact(
+            what="different tokens kept, fewest and most", ran_on=draws.ran_on(_FEW), observed=[int(kept.min()), int(kept.max())],
+            predicted=[K, K],
+        )  # fmt: skip
+    w = draws.first(count)
+    alpha = context.alpha(comparisons) / (n + 1)
+    yield statistical(
+        what="mean weight of the first half of the tokens, over 1/2", ran_on=draws.ran_on(count),
+        interval=mean_interval(2 * w[:, : n // 2].sum(axis=1), 1 - alpha), predicted=1.0, margin=0.03,
+        note="a first half favoured by 10% is 4.8% too heavy",
+    )  # fmt: skip
+    intervals = [mean_interval(n * x, 1 - alpha) for x in w.T]
+    worst = max(range(n), key=lambda i: max(intervals[i].high - 1, 1 - intervals[i].low))
+    yield statistical(
+        what="mean weight of a token over 1/n, the token whose interval reaches furthest", ran_on=draws.ran_on(count),
+        interval=intervals[worst], predicted=1.0, margin=0.5, worst_case=f"token {worst}",
+        note="half way to a token that is never drawn; what all the tokens of a half have in common is judged above, closer",
+    )  # fmt: skip
+
+
 def _monte_carlo(
     context: Context,
     sample: Function,
     method: str,
-    budget: Any,
     predict: Any,
     heads: list[tuple[str, list[One]]],
-    draws: int,
+    counts: tuple[int, int],
     margin: float,
+    apart: str,
 ) -> Iterator[Evidence]:
-    """Linear risks of the sampler's own draws. They do not depend on the profiles, so the heads of a group share them."""
+    """The sampler's own draws of n/2 tokens: their law, and their linear risks. counts: how many draws for the one and the other.
+
+    The draws do not depend on the profiles, so all heads of one n share them (and heads of a layer share keys): ratios are averaged
+    over the heads within a draw, and only the draws are taken as independent.
+    """
+    by_size: dict[int, _Draws] = {}
+    comparisons = len(heads) + len({ones[0].n for _, ones in heads})
     for group, ones in heads:
         n = ones[0].n
-        K = budget(n)
+        K = n // 2
         grams = [_gram(context, one) for one in ones]
-        x = factor(ones[0], grams[0])
-        w = np.stack([dense(n, *sample(x, K, method, seed=context.seed + r)) for r in range(draws)])
-        ratios = np.stack([np.einsum("ri,ri->r", w @ g, w) / predict(one, K) for one, g in zip(ones, grams)])
+        if n not in by_size:
+            x = context.memo(("factor", ones[0].label), lambda one=ones[0], g=grams[0]: factor(one, g))  # type: ignore[misc]
+            by_size[n] = _Draws(context, sample, method, x, K)
+            yield from _law(context, by_size[n], counts[0], comparisons)
+        w = by_size[n].first(counts[1])
+        ratios = np.stack([((w @ g) * w).sum(axis=1) / predict(one, K) for one, g in zip(ones, grams)])
         means = ratios.mean(axis=1)
         worst = int(np.argmax(np.abs(means - 1)))
         yield statistical(
             what="mean over the heads of measured linear risk / predicted, draws of balancing.sample",
-            ran_on=f"{group}; n = {n}, K = {K}, {draws} draws, {len(ones)} heads",
-            interval=mean_interval(ratios.mean(axis=0), 1 - context.alpha(len(heads))), predicted=1.0, margin=margin,
-            worst_case=f"{ones[worst].label}: mean ratio {means[worst]:.3f}",
+            ran_on=f"{group}; n = {n}, K = {K}, {counts[1]} draws, {len(ones)} heads",
+            interval=mean_interval(ratios.mean(axis=0), 1 - context.alpha(comparisons)), predicted=1.0, margin=margin,
+            worst_case=f"{ones[worst].label}: mean ratio {means[worst]:.3f}", note=apart,
             details={"mean ratio": {one.label: float(m) for one, m in zip(ones, means)}},
         )  # fmt: skip
 
@@ -117,6 +233,7 @@ def _monte_carlo(
         Mutant("augmented profile for the centred one", "spectrum", _augmented),
         Mutant("draws without replacement", "sample", _other_method("srs")),
         Mutant("repeated draws dropped", "sample", _equal_weights),
+        *_WRONG_SAMPLERS,
     ],
 )  # fmt: skip
 def sampling_iid(
@@ -166,9 +283,12 @@ def sampling_iid(
             map(second_moment, ones),
             SQUARE_BECAUSE,
         )
+    # What must be told apart, at K = n/2: sampling without replacement has (n - K)/(n - 1) = .51 of the risk, and dropping repeats
+    # leaves n (1 - e^(-1/2)) equally weighted tokens, (K/n)/(e^(1/2) - 1) = .77 of it. The margin is half of the lesser distance.
     yield from _monte_carlo(
-        context, sample, "iid", lambda n: n, lambda one, K: trace_bound(spectrum(one.q, one.k, one.v, None, one.scale), K), heads,
-        context.size(2000, 30000), context.size(0.25, 0.1),
+        context, sample, "iid", lambda one, K: trace_bound(spectrum(one.q, one.k, one.v, None, one.scale), K), heads,
+        context.size((2000, 5000), (10000, 30000)), 0.11,
+        "to be told from sampling without replacement (.51) and from repeats dropped (.77): half way to the nearer",
     )  # fmt: skip
 
 
@@ -186,7 +306,7 @@ def sampling_iid(
         Mutant("(n - K)/n", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, replace) * (s.n - 1) / s.n),
         Mutant("augmented profile for the centred one", "spectrum", _augmented),
         Mutant("draws with replacement", "sample", _other_method("iid")),
-        Mutant("one token less", "sample", lambda true: lambda x, K, *a, **k: true(x, 3 * K // 4, *a, **k)),
+        *_WRONG_SAMPLERS,
     ],
 )  # fmt: skip
 def sampling_without_replacement(
@@ -230,7 +350,10 @@ def sampling_without_replacement(
 
     for group, ones in heads:
         yield worst_equality("exact second moment of K = n/4 tokens", group, map(second_moment, ones), SQUARE_BECAUSE)
-    yield from _monte_carlo(context, sample, "srs", lambda n: n // 2, predict, heads, context.size(1000, 10000), 0.1)
+    yield from _monte_carlo(
+        context, sample, "srs", predict, heads, context.size((1500, 1500), (10000, 10000)), 0.1,
+        "to be told from draws with replacement (1.97); one token more or less is told above, exactly",
+    )  # fmt: skip
     whole = synthetic(context, n, 6)[0]
     yield numerical(
         what="all tokens kept: no risk left", ran_on="gaussian, K = n = 7", observed=predict(whole, 7), predicted=0.0, tolerance=EPS,

@@ -62,6 +62,8 @@ class TestEvidence:
         because = {"because": "rounding"}
         assert numerical(observed=1 + 1e-13, predicted=1, tolerance=1e-12, **because, **COMMON).agrees
         assert not numerical(observed=1 + 1e-11, predicted=1, tolerance=1e-12, **because, **COMMON).agrees
+        numpy = numerical(observed=np.float64(1), predicted=1, tolerance=np.float64(1e-9), **because, **COMMON)
+        assert numpy.agrees is True  # not np.True_, which `judge` would not know
         assert numerical(observed=math.nan, predicted=1, tolerance=1e-12, **because, **COMMON).agrees is None
         assert numerical(observed=1, predicted=math.inf, relation="<=", tolerance=0, **because, **COMMON).agrees is None
         assert not numerical(observed=2.0, predicted=1.0, relation="<=", tolerance=1e-9, **because, **COMMON).agrees

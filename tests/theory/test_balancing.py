@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvtheory import risk
 from kvtheory.balancing import METHODS, clusters, sample, walks
+from kvtheory.risk import spectra
 
 
 def cloud(seed: int, n: int, size: int, rank: int | None = None) -> np.ndarray:
@@ -177,6 +178,30 @@ def test_protected_directions_are_exact_and_unprotected_ones_are_not():
         assert np.abs(error[:10]).max() < 1e-11 and np.abs(error[10:]).max() > 1e-4
     index, weight = sample(x, 60, "srs", 10)
     assert np.abs(directions[:10] @ (weight @ x[index])).max() > 1e-3
+
+
+@pytest.mark.parametrize("shape", ["decaying", "10 tokens 30 times", "rank 3", "zero"])
+def test_split_of_caches_too_large_for_a_gram_matrix(shape, monkeypatch):
+    """The Krylov path: coordinates in orthonormal directions, hardly more left than by the exact ones, and walks exact in them."""
+    n, m = 300, 4
+    x = {
+        "decaying": lambda: cloud(0, n, 90),
+        "10 tokens 30 times": lambda: cloud(0, 10, 90)[np.arange(n) % 10],
+        "rank 3": lambda: cloud(0, n, 90, rank=3),
+        "zero": lambda: np.zeros((n, 90)),
+    }[shape]()
+    p = np.full(n, 1 / n)
+    exact = walks.split(x, p, m)
+    monkeypatch.setattr(spectra, "LARGEST_GRAM", 10)
+    found = walks.split(x, p, m)
+    total = (x**2).sum()
+    assert found.leading.shape == exact.leading.shape
+    np.testing.assert_allclose((found.leading**2).sum() + (found.tail**2).sum(), total, rtol=1e-12)
+    # the tail is what a projection leaves: orthogonal to what was taken
+    np.testing.assert_allclose(found.leading.T @ found.tail, 0, atol=1e-12 * max(total, 1))
+    assert 0 <= (found.tail**2).sum() - (exact.tail**2).sum() + 1e-12 * total <= 1e-6 * total
+    index, weight = sample(x, 60, "spectral", m)
+    np.testing.assert_allclose(weight @ found.leading[index], 0, atol=1e-9)
 
 
 def test_protecting_more_than_the_rank_spends_the_budget_on_weight():

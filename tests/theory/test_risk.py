@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtheory import attention, distortion, risk
+from kvtheory.randomness import generator
 from kvtheory.risk import krylov, spectra
 
 
@@ -146,6 +147,120 @@ def test_krylov_is_accurate_where_the_spectrum_decays():
     np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(10), atol=1e-12)
 
 
+def repeated(n: int, distinct: int, dv: int = 8, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    i = np.arange(n) % distinct
+    return rng.standard_normal((20, 8)), rng.standard_normal((distinct, 8))[i], rng.standard_normal((distinct, dv))[i]
+
+
+def flat_signs(distinct: int):
+    rng = np.random.default_rng(1)
+    return (
+        rng.standard_normal((200, 8)),
+        np.repeat(rng.standard_normal((distinct, 8)), 300 // distinct, axis=0) * (distinct > 1),
+        np.sign(rng.standard_normal((300, 1))),
+    )
+
+
+def peaked():
+    rng = np.random.default_rng(2)
+    return 400 * rng.standard_normal((20, 8)), 40 * rng.standard_normal((300, 8)), rng.standard_normal((300, 8))
+
+
+def agrees_with_the_exact_spectrum(q, k, v, rank: int) -> None:
+    """Eigenvalues never above the true ones, tails never below, and no further above than `error` says."""
+    exact, found = risk.spectrum(q, k, v), risk.spectrum(q, k, v, rank=rank)
+    room = 1e-11 * exact.trace
+    assert len(found.eigenvalues) == min(rank, len(k), len(q) * v.shape[1])
+    assert (found.eigenvalues <= exact.eigenvalues[: len(found.eigenvalues)] + room).all()
+    for m in range(len(found.eigenvalues) + 1):
+        assert -room <= found.tail(m) - exact.tail(m) <= found.error + room, m
+
+
+@pytest.mark.parametrize(
+    "head_of", [lambda: repeated(200, 10), lambda: repeated(300, 5, 20), lambda: flat_signs(1), lambda: flat_signs(4), peaked],
+    ids=["10 tokens 20 times", "5 tokens 60 times", "equal keys, dv = 1", "4 keys, dv = 1", "very peaked"],
+)  # fmt: skip
+@pytest.mark.parametrize("rank", [1, 4, 8])
+def test_leading_spectrum_where_the_rank_is_below_the_krylov_basis(head_of, rank):
+    q, k, v = head_of()
+    assert krylov.columns(rank) < min(len(k), len(q) * v.shape[1])  # the Krylov path
+    agrees_with_the_exact_spectrum(q, k, v, rank)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 1.0, 30.0]), st.integers(1, 6)
+)  # fmt: skip
+@settings(max_examples=80)
+def test_leading_spectrum_of_anything_small(seed, n, m, dv, sharp, rank):
+    q, k, v = head(seed, n=n, m=m, dv=dv, sharp=sharp)
+    i = np.random.default_rng(seed).integers(0, n, n)  # some tokens recur
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spectra, "LARGEST_GRAM", 0)
+        agrees_with_the_exact_spectrum_of_profiles(q, k[i], v[i], rank)
+
+
+def agrees_with_the_exact_spectrum_of_profiles(q, k, v, rank: int) -> None:
+    """The same, with the Gram path closed: against singular values of the profiles."""
+    gamma = risk.response_profiles(q, k, v)
+    exact = np.linalg.svd((gamma / np.sqrt(len(k) * len(q))).reshape(len(k), -1), compute_uv=False) ** 2
+    found = risk.spectrum(q, k, v, rank=rank)
+    room = 1e-11 * exact.sum() + 1e-300
+    assert (found.eigenvalues <= exact[: len(found.eigenvalues)] + room).all()
+    for m in range(len(found.eigenvalues) + 1):
+        assert -room <= found.tail(m) - exact[m:].sum() <= found.error + room, m
+
+
+def hides_from_the_start(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """X whose leading right singular vector is orthogonal to the block that `leading` starts from, and X's singular values."""
+    width = 400
+    start = generator(0, "risk krylov").standard_normal((width, rank + 8))
+    rng = np.random.default_rng(1)
+    covered = np.linalg.qr(start)[0]
+    v = rng.standard_normal(width)
+    for _ in range(2):
+        v -= covered @ (covered.T @ v)
+    right = np.linalg.qr(np.column_stack([v, rng.standard_normal((width, width - 1))]))[0]
+    left = np.linalg.qr(rng.standard_normal((width, width)))[0]
+    # the others lie close together, so that rounding is not blown up into the direction that hides
+    singular = np.r_[10, rng.uniform(1, 2, width - 1)]
+    return (left * singular) @ right.T, np.sort(singular)[::-1]
+
+
+def test_residuals_are_no_bound_and_what_is_missed_is():
+    """Every Ritz value may have an eigenvalue near it and the largest eigenvalue be missing: only the trace tells."""
+    x, singular = hides_from_the_start(4)
+    found = krylov.leading(lambda y: x @ y, lambda y: x.T @ y, x.shape, 4)
+    residual = np.linalg.norm(x @ (x.T @ found.vectors) - found.vectors * found.eigenvalues, 2)
+    excess = (singular[:4] ** 2).sum() - found.eigenvalues.sum()
+    assert excess > 90 and 4 * residual < 10
+    assert excess <= (x**2).sum() - found.captured
+
+
+def test_spectrum_reports_what_the_krylov_space_misses(monkeypatch):
+    x, singular = hides_from_the_start(4)
+    # profiles of a flat cache are its centred values: X / sqrt(n)
+    monkeypatch.setattr(spectra._Matrix, "forward", lambda self, y: x @ y)
+    monkeypatch.setattr(spectra._Matrix, "adjoint", lambda self, y: x.T @ y)
+    monkeypatch.setattr(spectra._Matrix, "trace", lambda self: float((x**2).sum()))
+    monkeypatch.setattr(spectra, "LARGEST_GRAM", 10)
+    s = risk.spectrum(np.zeros((1, 1)), np.zeros((400, 1)), np.zeros((400, 400)), rank=4)
+    assert 90 < s.tail(4) - (singular[4:] ** 2).sum() <= s.error
+
+
+def test_krylov_basis_stays_orthonormal_where_the_space_is_exhausted():
+    x = np.repeat(np.random.default_rng(0).standard_normal((10, 160)), 20, axis=0)
+    trace = float((x**2).sum())
+    found = krylov.leading(lambda y: x @ y, lambda y: x.T @ y, x.shape, 4, trace)
+    assert found.captured == pytest.approx(trace, rel=1e-12)
+    np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(4), atol=1e-13)
+    np.testing.assert_allclose(found.eigenvalues, np.linalg.eigvalsh(x @ x.T)[::-1][:4], rtol=1e-12)
+    nothing = krylov.leading(lambda y: 0 * x @ y, lambda y: 0 * x.T @ y, x.shape, 4, 0.0)
+    assert nothing.captured == 0 and nothing.vectors.shape == (200, len(nothing.eigenvalues))
+    with pytest.raises(ArithmeticError, match="captured"):
+        krylov.leading(lambda y: x @ y, lambda y: x.T @ y, x.shape, 4, trace / 2)
+
+
 def test_long_caches_need_a_rank_and_then_no_square_matrix(monkeypatch):
     monkeypatch.setattr(spectra, "LARGEST_GRAM", 100)
     monkeypatch.setattr(spectra, "_BLOCK", 1 << 14)
@@ -211,6 +326,58 @@ def test_safe_bound_holds_for_any_cache(seed, sharp, K):
     q[0] = 50 * k[0]  # a needle
     subsets = [risk.attention_risk(q, k, v, kept, np.full(K, 1 / K)) for kept in combinations(range(8), K)]
     assert np.mean(subsets) <= risk.safe_bound(q, k, v, K)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.3, 2.0, 10.0]), st.integers(1, 4), st.booleans())
+@settings(max_examples=40)
+def test_augmented_bound_is_twice_the_second_moment_and_holds_for_any_cache(seed, sharp, K, replace):
+    """Every subset, or every draw: 2 E (||N||^2 + B^2 D^2) with N, D from attention itself, and the risk below it."""
+    n = 5
+    q, k, v = head(seed, n=n, sharp=sharp)
+    q[0] = 50 * k[0]  # a needle
+    draws = product(range(n), repeat=K) if replace else combinations(range(n), K)
+    u = v - v.mean(axis=0)
+    b, o = risk.density(q, k), attended(q, k, u, np.full(n, 1 / n))
+    moment, true = [], []
+    for draw in draws:
+        w = np.bincount(draw, minlength=n) / K
+        mass, out = w @ b, attended(q, k, u, w)
+        N = mass[:, None] * out - o
+        moment.append((N**2).sum(axis=1).mean() + (u**2).sum(axis=1).max() * ((mass - 1) ** 2).mean())
+        true.append(((out - o) ** 2).sum(axis=1).mean())
+    bound = risk.augmented_bound(q, k, v, K, replace=replace)
+    assert bound == pytest.approx(2 * np.mean(moment), rel=1e-9, abs=1e-14)
+    assert np.mean(true) <= bound * (1 + 1e-12)
+    assert bound <= risk.safe_bound(q, k, v, K) * (1 + 1e-12)
+    assert risk.augmented_bound(q, k, v + 7.0, K, replace=replace) == pytest.approx(bound, rel=1e-9)
+
+
+def test_augmented_bound_needs_its_2():
+    for n, density, least in ((3, Fraction(1281, 1000), 1.39), (20, Fraction(1027, 1000), 1.92)):
+        instance = risk.dissenter(n, density)
+        true, trace = risk.dissenter_risk(n, density)
+        assert isinstance(true, Fraction) and isinstance(trace, Fraction) and least < true / trace < 2
+        mean = np.mean([risk.attention_risk(*instance, [i], [1.0], 1.0) for i in range(n)])
+        assert mean == pytest.approx(float(true), rel=1e-12)
+        assert risk.augmented_bound(*instance, 1, 1.0, replace=False) == pytest.approx(2 * float(trace), rel=1e-11)
+    # and with the root mean square for c, constant 1 fails on two tokens already: 13/50 against 9/50
+    q, k, v = np.ones((1, 1)), np.log([[0.4], [0.6]]), np.array([[1.0], [0.0]])
+    s = risk.spectrum(q, k, v, scale=1.0, kind="augmented")
+    assert risk.trace_bound(s, 1, replace=False) == pytest.approx(9 / 50, rel=1e-12)
+    assert np.mean([risk.attention_risk(q, k, v, [i], [1.0], 1.0) for i in (0, 1)]) == pytest.approx(13 / 50, rel=1e-12)
+
+
+def test_safe_bound_needs_its_4():
+    # small enough to enumerate, by multisets
+    n, K, mass = 4, 5, 0.3
+    instance = risk.faint_needle(n, mass)
+    risks = {
+        tuple(sorted(d)): risk.attention_risk(*instance, sorted(d), np.full(K, 1 / K), 1.0) for d in product(range(n), repeat=K)
+    }  # fmt: skip
+    mean = np.mean([risks[tuple(sorted(d))] for d in product(range(n), repeat=K)])
+    assert risk.faint_needle_risk(n, mass, K) == pytest.approx(mean, rel=1e-9)
+    instance = risk.faint_needle(10000, 0.05)
+    assert 0.8 < risk.faint_needle_risk(10000, 0.05, 40000) / risk.safe_bound(*instance, 40000, 1.0) < 1
 
 
 def test_linear_risk_is_not_the_risk_of_a_needle():
@@ -312,6 +479,10 @@ def test_other_refusals():
         (lambda: s.tail(-1), "m: expected an int >= 0"),
         (lambda: risk.trace_bound(s, 0), "K: expected an int >= 1"),
         (lambda: risk.trace_bound(s, 13, replace=False), "K: expected at most n = 12"),
+        (lambda: risk.augmented_bound(q, k, v, 13, replace=False), "K: expected at most n = 12 without replacement"),
+        (lambda: risk.augmented_bound(q, k, v, 0), "K: expected an int >= 1"),
+        (lambda: risk.dissenter(3, 1.5), "n, density: expected n >= 2 and 0 < density"),
+        (lambda: risk.faint_needle(5, 0.1), "n, mass: expected an even n >= 4"),
         (lambda: risk.spectral_bound(s, 6, 3), "m: expected an int with 0 <= 2 m < K = 6"),
         (lambda: risk.cube_bound(s, 6, 6), "m: expected an int with 0 <= m < K = 6"),
         (lambda: risk.attention_risk(q, k, v, [12], [1.0]), r"index: expected tokens in 0\.\.11"),
