@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,9 +40,7 @@ def capture(
         with console.status(f"loading {model}{_download(model)}"):
             tokenizer, loaded = models.load(model)
         ids = models.encode(tokenizer, source, tokens)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", UserWarning)
-            cache = _run(console, out, loaded, tokenizer, ids, wanted, _spread(queries, tokens), inputs, fisher, label)
+        cache = _run(console, out, loaded, tokenizer, ids, wanted, _spread(queries, tokens), inputs, fisher, label)
     except KeyboardInterrupt:
         console.print("\ninterrupted; nothing was written")
         raise typer.Exit(130) from None
@@ -55,9 +52,6 @@ def capture(
         raise typer.Exit(1) from None
     except (ValueError, TypeError, OSError) as problem:  # UnsupportedModel is a ValueError
         raise typer.BadParameter(str(problem)) from None
-    for warning in said:
-        if issubclass(warning.category, UserWarning):
-            console.print(f"note: {warning.message}", markup=False)
     first = cache[0]
     kept = 0 if first.queries is None else first.queries.shape[1]
     console.print(

@@ -268,11 +268,8 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _capture(path: str, model: str, text: str, text_id: str, tokens: int) -> None:
-    import warnings
-
     from kvtheory import models
 
-    warnings.filterwarnings("ignore", "layers .* have a sliding window")  # the results say so
     tokenizer, loaded = models.load(model)
     models.capture_to(path, loaded, tokenizer, text, tokens=tokens, text_name=text_id)
 

@@ -119,19 +119,12 @@ class TestCapture:
         )  # fmt: skip
         assert done.exit_code == 0, done.output
         assert "2 layers of 2 KV heads x 24 tokens x 16, queries of 6 positions" in output
-        assert "note: layers 0 have a sliding window shorter than the text" in output
         cache = Cache.load(out)
         _, model = models.load(folder)
-        with pytest.warns(UserWarning, match="sliding window"):
-            expected = models.capture(
-                model,
-                None,
-                tiny.tokens(30)[:24],
-                layers=[1, 0],
-                inputs=True,
-                fisher=True,
-                query_positions=[3, 7, 11, 15, 19, 23],
-            )
+        expected = models.capture(
+            model, None, tiny.tokens(30)[:24], layers=[1, 0], inputs=True, fisher=True, query_positions=[3, 7, 11, 15, 19, 23]
+        )  # fmt: skip
+        assert [layer.window for layer in cache] == [layer.window for layer in expected] == [None, 8]
         assert [layer.index for layer in cache] == [1, 0] and cache.meta["text"] == "text.txt"
         np.testing.assert_array_equal(cache.tokens, expected.tokens)
         for found, true in zip(cache, expected, strict=True):

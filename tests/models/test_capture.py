@@ -16,7 +16,6 @@ from tests.models import tiny  # noqa: E402
 T = 24
 IDS = tiny.tokens(T)
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:layers 0 have a sliding window:UserWarning"),
     pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning"),  # its new name came with 5.20
 ]
 

@@ -16,7 +16,6 @@ from kvtheory.models import UnsupportedModel, capture  # noqa: E402
 from kvtheory.models.runner import Evaluation, Runner  # noqa: E402
 from tests.models import tiny  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:layers .* have a sliding window:UserWarning")
 PREFIX, TOKENS = 16, 24
 IDS = tiny.tokens(TOKENS)
 
