@@ -1,4 +1,6 @@
 # Every target does its own set-up in .venv, from constraints.txt, and is cheap when repeated.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -7,19 +9,23 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 ARGS ?=
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# an index set-up with unused entries makes pip repeat itself dozens of times
+HUSH = 2> >(grep -v "^WARNING: Location" >&2)
 
 .PHONY: help verify test figures bench lint docs clean
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "setting up .venv (about a minute, once) ..."
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -e . $(HUSH)
 	@touch $@
 
 $(VENV)/all.stamp: $(VENV)/base.stamp
-	@echo "installing the extras (about 2.5 GB, once) ..."
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[real,gpu,sweep,docs,test]'
+	@echo "installing the extras (2.5 GB, some minutes, once) ..."
+	@$(PIP) -e '.[real,gpu,sweep,docs,test]' $(HUSH)
 	@touch $@
 
 verify: $(VENV)/base.stamp ## check every claim on the embedded real cache and synthetic ones; report/index.html  (ARGS="--budget full")

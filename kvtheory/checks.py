@@ -64,3 +64,8 @@ def window(value: int | None) -> int | None:
     if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
         raise ValueError(f"window: expected an int >= 1 or None, got {value!r}")
     return None if value is None else int(value)
+
+
+def install(extra: str) -> str:
+    """How to get an optional extra, for the message that says it is missing."""
+    return f"pip install 'kvtheory[{extra}]' (in a checkout: pip install -e '.[{extra}]')"

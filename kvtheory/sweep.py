@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtheory import checks
+
 __all__ = ["Task", "executor", "run"]
 
 Row = dict[str, Any]
@@ -59,7 +61,7 @@ def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
         from distributed import Client
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "scheduler: a Dask cluster needs the extra `sweep` (pip install 'kvtheory[sweep]')"
+            f"scheduler: a Dask cluster needs the extra `sweep`: {checks.install('sweep')}"
         ) from None
     options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None} if scheduler == "local" else {}
     with Client(None if scheduler == "local" else scheduler, **options) as client, client.get_executor() as pool:

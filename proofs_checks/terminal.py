@@ -124,6 +124,8 @@ def count_line(ledger: dict[str, Any]) -> str:
     mutants = [m["refuted"] for r in records for m in r["mutants"]]
     parts = [f"{n} {v}" for v, n in counts.items() if n]
     wrong = sum(not r["as_expected"] for r in records)
-    return f"{len(records)} claims: {', '.join(parts)}; {mutants.count(True)} of {len(mutants)} mutants refuted; " + (
-        "all as expected" if not wrong else f"[bold red]{wrong} not as expected[/]"
+    own = sum(r["paper"] == OWN for r in records)
+    return (
+        f"{len(records)} claims{f' ({own} of our own)' if own else ''}: {', '.join(parts)}; {mutants.count(True)} of {len(mutants)} mutants refuted; "
+        + ("all as expected" if not wrong else f"[bold red]{wrong} not as expected[/]")
     )

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtheory.cli.models import EXTRA
-
 
 def capture(
     out: Annotated[Path, typer.Option(help="File to write; replaced only when all is there.")],
@@ -45,7 +43,7 @@ def capture(
         console.print("\ninterrupted; nothing was written")
         raise typer.Exit(130) from None
     except ImportError as problem:
-        console.print(f"not run: real models need an extra, {EXTRA} ({problem})", markup=False)
+        console.print(f"not run: {problem}", markup=False)
         raise typer.Exit(1) from None
     except (models.ModelUnavailable, TextUnavailable) as problem:
         console.print(f"not run: {problem}", markup=False)

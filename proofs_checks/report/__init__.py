@@ -26,6 +26,39 @@ def _inline(path: Path) -> str:
     return f'<img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
 
 
+#: comparisons shown before "more", and of those that share their wording
+_SHOWN, _ALIKE = 8, 2
+
+
+def grouped(evidence: list[dict[str, Any]]) -> tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]], int]:
+    """(groups shown at once, groups behind "more", how many comparisons those hold).
+
+    Comparisons that differ only in what they ran on stand in one group, their wording said once. What does not agree is always
+    shown, and first; of what agrees, a few of each group.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for e in sorted(evidence, key=lambda e: e["role"] == "statement" and e["agrees"] is True):
+        groups.setdefault(
+            tuple(str(e.get(k)) for k in ("what", "role", "kind", "because", "relation", "margin", "note")), []
+        ).append(e)
+    ordered = sorted(groups.values(), key=lambda g: all(e["agrees"] is True or e["role"] == "assumption" for e in g))
+    first, rest, shown = [], [], 0
+    for group in ordered:
+        decided = [e for e in group if e["agrees"] is not True]
+        agreeing = [e for e in group if e["agrees"] is True]
+        room = max(0, min(_ALIKE, _SHOWN - shown))
+        now, later = decided + agreeing[:room], agreeing[room:]
+        shown += len(now)
+        first += [now] if now else []
+        rest += [later] if later else []
+    return first, rest, sum(map(len, rest))
+
+
+def relation(e: dict[str, Any]) -> str:
+    """The relation that was found: "not <=" where the comparison disagrees."""
+    return f"not {e['relation']}" if e["agrees"] is False else str(e["relation"])
+
+
 def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
     """HTML of the ledger. figures: name -> (file, caption), those that were drawn."""
     import jinja2
@@ -34,7 +67,9 @@ def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
         loader=jinja2.PackageLoader("proofs_checks", "report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters.update(number=number, pair=pair, headline=headline, mutants=mutants_line)
+    environment.filters.update(
+        number=number, pair=pair, grouped=grouped, relation=relation, headline=headline, mutants=mutants_line
+    )
     pictures = {name: (_inline(path), caption) for name, (path, caption) in figures.items()}
     records = order_for_reading(ledger["claims"])
     keys = sorted(dict.fromkeys(r["paper"] for r in ledger["claims"]), key=lambda key: key == OWN)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kvtheory
+from kvtheory import checks
 
 __all__ = ["COLUMNS", "TIMING_COLUMNS", "host", "parquet", "require_pyarrow", "write"]
 
@@ -117,7 +118,7 @@ def require_pyarrow() -> Any:
         import pyarrow
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "Parquet results need pyarrow, in the extra `sweep` (pip install 'kvtheory[sweep]')"
+            f"Parquet results need pyarrow, of the extra `sweep`: {checks.install('sweep')}"
         ) from None
     return pyarrow
 

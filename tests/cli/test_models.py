@@ -54,7 +54,7 @@ class TestModels:
         weights.parent.mkdir(parents=True)
         with open(weights, "wb") as file:
             file.truncate(models.MODELS["smol"].size)
-        assert "SmolLM2-135M-Instruct, Q4_1 (here)" in run("models")[1]
+        assert "SmolLM2-135M-Instruct, Q4_1 (weights here)" in run("models")[1]
 
     def test_fetch_of_an_unknown_name_says_which_there_are(self):
         done, output = run("models", "fetch", "gpt5")

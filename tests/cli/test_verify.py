@@ -54,6 +54,15 @@ def test_a_wrong_formula_turns_the_exit_status(tmp_path, monkeypatch):
     assert "differs" in done.output
 
 
+def test_a_selection_does_not_replace_the_whole_ledger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "ledger.json").write_text("the whole one")
+    assert run("verify", "--claim", CHEAP, "--no-figures").exit_code == 0
+    assert (tmp_path / "report" / "ledger.json").read_text() == "the whole one"
+    assert (tmp_path / "report" / "selected" / "ledger.json").is_file()
+
+
 def test_resume_skips_what_is_finished(tmp_path):
     assert run("verify", "--claim", CHEAP, "--no-figures", "--out", str(tmp_path)).exit_code == 0
     again = run("verify", "--claim", CHEAP, "--no-figures", "--resume", str(tmp_path))

@@ -257,6 +257,20 @@ class TestLedger:
         assert any("survives" in line and "never wrong" in line for line in lines)
         assert "1 not as expected" in terminal.count_line(ledger)
 
+    def test_the_report_groups_what_is_alike_and_shows_what_disagrees(self):
+        def row(what, agrees, role="statement"):
+            return {"what": what, "agrees": agrees, "role": role, "kind": "exact", "relation": "="}
+
+        alike = [row("a", True) for _ in range(6)]
+        first, rest, more = report.grouped([*alike, row("b", True), row("c", False), row("a", None)])
+        shown = [e for group in first for e in group]
+        assert [e["agrees"] for e in shown[:2]] == [False, None] or [e["what"] for e in shown[:1]] == ["c"]
+        assert {e["agrees"] for e in shown} == {True, False, None} and more == 4 == sum(map(len, rest))
+        assert report.relation(row("c", False)) == "not =" and report.relation(row("a", True)) == "="
+        many = [row(str(i), True) for i in range(30)] + [row("bad", False)] * 3
+        first, rest, more = report.grouped(many)
+        assert sum(map(len, first)) + more == 33 and sum(e["agrees"] is False for g in first for e in g) == 3
+
     def test_figures_that_differ_are_shown_to_differ(self):
         evidence = {"observed": 0.360034, "predicted": 0.36, "agrees": False}
         assert terminal.pair(evidence) == ("0.36003", "0.36")
