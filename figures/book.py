@@ -8,9 +8,11 @@ import io
 import json
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from kvtheory.files import replacing
 
 FORMATS = ("pdf", "png", "svg")
 _HELPERS = {"book", "style"}
@@ -88,7 +90,8 @@ def draw(
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         for suffix, content in ((".csv", text.getvalue()), (".txt", module.CAPTION + "\n")):
             path = results / "figures" / f"{name}{suffix}"
-            _whole(path, lambda scratch, content=content: scratch.write_text(content, encoding="utf-8"))  # type: ignore[misc]
+            with replacing(path) as scratch:
+                scratch.write_text(content, encoding="utf-8")
             files.append(path)
         drawn.append(Drawn(name, module.CAPTION, files))
     return drawn
@@ -105,16 +108,6 @@ def _save(figure: Any, path: Path) -> Path:
         "png": {"Software": None},
     }
     fmt = path.suffix[1:]
-    _whole(path, lambda scratch: figure.savefig(scratch, format=fmt, metadata=metadata[fmt]))
+    with replacing(path) as scratch:
+        figure.savefig(scratch, format=fmt, metadata=metadata[fmt])
     return path
-
-
-def _whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write through a temporary file, then rename: the whole file or the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtheory import checks
+from kvtheory import checks, files
 
 __all__ = ["Task", "executor", "run"]
 
@@ -123,13 +122,5 @@ def _timed(function: Callable[..., list[Row]], arguments: tuple[Any, ...]) -> tu
 
 
 def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, allow_nan=False)
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+    with files.replacing(path) as scratch:
+        scratch.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")

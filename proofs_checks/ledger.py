@@ -10,9 +10,7 @@ import hashlib
 import importlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import kvtheory
+from kvtheory import files
 from kvtheory.statistics import Interval
 from proofs_checks.claim import Claim, Verdict
 from proofs_checks.context import FAMILY_LEVEL, Context
@@ -58,18 +57,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomic: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+    """Indented JSON, the whole file or the old one."""
+    with files.replacing(path) as scratch:
+        scratch.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def source_digest(packages: Sequence[str] = ("kvtheory", "reference", "proofs_checks")) -> str:

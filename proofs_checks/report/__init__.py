@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvtheory import files
 from proofs_checks.ledger import order_for_reading
 from proofs_checks.papers import OWN
 from proofs_checks.terminal import headline, mutants_line, number, pair
@@ -81,10 +80,5 @@ def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
 
 def write(path: Path, ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> None:
     """Render to `path`, whole or not at all."""
-    text = render(ledger, figures)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(scratch, 0o644)
-    os.replace(scratch, path)
+    with files.replacing(path) as scratch:
+        scratch.write_text(render(ledger, figures), encoding="utf-8")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import kvtheory
-from kvtheory import checks
+from kvtheory import checks, files
 
 __all__ = ["COLUMNS", "TIMING_COLUMNS", "host", "parquet", "require_pyarrow", "write"]
 
@@ -136,14 +136,5 @@ def parquet(path: Path, columns: Mapping[str, tuple[str, bool, str]], rows: Sequ
         metadata={"kvtheory": f"docs/compare.md, kvtheory {kvtheory.__version__}"},
     )
     table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
-    _whole(path, lambda scratch: pyarrow.parquet.write_table(table, scratch, compression="zstd"))
-
-
-def _whole(path: Path, save: Callable[[Path], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save(scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with files.replacing(path) as scratch:
+        pyarrow.parquet.write_table(table, scratch, compression="zstd")
