@@ -55,3 +55,28 @@ def test_geometric_mean_and_bad_arguments():
         with pytest.raises(ValueError, match=r"samples|level"):
             call()
     assert mean_interval([2.0, 2.0, 2.0], 0.9).low == 2.0 and mean_interval([1, 2], 0.9).scaled(2).estimate == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", ">f4"])
+def test_finite_finds_every_nan_and_inf_and_nothing_else(dtype):
+    from ml_dtypes import bfloat16
+
+    from kvtheory.checks import finite
+
+    dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
+    # numbers whose sum overflows are finite all the same
+    huge = np.full((3, 50), 60000.0 if dtype == np.float16 else 1e38).astype(dtype)
+    assert finite("x", huge) is huge and finite("x", np.zeros((0, 3), dtype)).size == 0
+    for bad in (np.nan, np.inf, -np.inf):
+        for where in ((0, 0), (2, 49), (1, 7)):
+            x = huge.copy()
+            x[where] = bad
+            with pytest.raises(
+                ValueError,
+                match=rf"x: expected finite numbers, got {bad} at \(row {where[0]}, axis 1 {where[1]}\)|at \(row {where[0]}\)",
+            ):
+                finite("x", x, ("row",))
+    both = huge.copy()
+    both[0, 0], both[0, 1] = np.inf, -np.inf
+    with pytest.raises(ValueError, match="2 such in all"):
+        finite("x", both)
