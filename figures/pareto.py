@@ -9,7 +9,7 @@ from figures import style as styles
 
 NAME = "pareto"
 CAPTION = (
-    "Left: error of the attention output against the bits that a codec holds. Error: sum of |o_hat - o|^2 over sum of |o|^2 of held-out "
+    "Left: error of the attention output against the bits that a codec holds. Error: sum of ‖ô − o‖² over sum of ‖o‖² of held-out "
     "queries behind the prefix, taken as future queries that see exactly the compressed prefix. Markers: geometric mean over layers; "
     "bars: its bootstrap interval over segments of held-out queries, the same segments for all codecs; dots: single layers. "
     "Bits: 8 times the bytes of the whole stream (codes, norms, tables, indices, header, checksum) over the numbers of keys and values; "
@@ -130,7 +130,7 @@ def _guide(axes: Any, framed: list[Point]) -> None:
             axes.annotate(
                 "$4^{-b}$",
                 (ends[0], heights[0]),
-                xytext=(0.4, -1.6),
+                xytext=(0.7, 0.3),
                 textcoords="offset fontsize",
                 color="#5b6678",
             )

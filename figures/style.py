@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +11,9 @@ from typing import Any
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+
+#: muted ink of guide lines and their words
+GUIDE = "#5b6678"
 
 #: inches: one column, text width
 WIDTHS = {"paper": (3.4, 7.0), "slides": (6.5, 12.0)}
@@ -22,6 +26,20 @@ VERDICTS = {
     "not settled": "#a66a00",
     "not run": "#a66a00",
 }
+
+
+def look(i: int) -> dict[str, Any]:
+    """Colour and marker of the i-th of several series: 8 colours with 8 markers, then the same colours with other markers (64 pairs)."""
+    return {"color": COLOURS[i % 8], "marker": MARKERS[(i + 3 * (i // 8)) % 8]}
+
+
+def labels_at_right(axes: Any, ends: Sequence[tuple[float, str, str]], least: float = 0.055) -> None:
+    """Names (height in data, text, colour) right of the panel, moved apart to `least` of its height where they would touch."""
+    transform = axes.transScale + axes.transLimits
+    last = -math.inf
+    for height, text, colour in sorted(((transform.transform((1, y))[1], text, colour) for y, text, colour in ends)):
+        last = max(height, last + least)
+        axes.annotate(text, (1.02, last), xycoords="axes fraction", color=colour, va="center", annotation_clip=False)
 
 
 @contextmanager

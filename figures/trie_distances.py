@@ -39,10 +39,10 @@ def draw(results: dict[str, Any], style: str) -> Any:
             alpha=0.8,
             mew=1.2 if wanted else 0,
         )
-    left.set(xlabel="symbols shared", ylabel="d_T = -log2 P(common prefix), bits")
+    left.set(xlabel="symbols shared", ylabel=r"$d_T = -\log_2 P(\mathrm{common\ prefix})$, bits")
     left.set_xticks(range(max(data["shared_tokens"]) + 1))
     left.legend(loc="upper left")
-    right.set(xlabel="d_T, bits", ylabel="tree distance D, bits")
+    right.set(xlabel="$d_T$, bits", ylabel="tree distance $D$, bits")
     return figure
 
 

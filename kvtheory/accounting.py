@@ -1,8 +1,8 @@
 """The arithmetic behind a printed compression ratio: numbers per token, bits per token, floors.
 
 Every function is plain arithmetic and takes ints, floats, Fractions or intervals for the quantities that are not counts;
-it gives back what their arithmetic gives, so that Fractions stay exact.  Source: theory.md 1.2 (A-C1, A-C2, A-R1) and
-1.3 (A3-A5).
+it gives back what their arithmetic gives, so that Fractions stay exact.  Source: arXiv 2604.15356, abstract and
+adaptive bit rule.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def sequential_ratio(components: int, bits_per_component: Any, bits_per_token: A
 def bit_floor(components: int, bits_per_component: int = 1) -> int:
     """Bits per token below which a code cannot go that gives each component at least `bits_per_component` bits.
 
-    The paper's adaptive rule b_i = max(1, floor(b_0 h_i / hbar)) has the floor 1 (A-R1).
+    The paper's adaptive rule b_i = max(1, floor(b_0 h_i / hbar)) has the floor 1.
     """
     return _count("components", components) * _count("bits_per_component", bits_per_component)
 
 
 def adaptive_bits(surprisal_bits: Sequence[Any], base_bits: int) -> list[int]:
-    """b_i = max(1, floor(b_0 h_i / hbar)): bits PER COMPONENT at each position, hbar the mean surprisal (A-R1).
+    """b_i = max(1, floor(b_0 h_i / hbar)): bits PER COMPONENT at each position, hbar the mean surprisal (arXiv 2604.15356).
 
     surprisal_bits: h_i >= 0 in bits, one per position; a float counts as the rational that it is, so that the floor sees no
     rounding (equal h_i get b_0 each). Raises ValueError for an empty sequence, a negative or non-finite h_i, or hbar = 0.

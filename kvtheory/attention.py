@@ -8,7 +8,7 @@ and since d a_i = a_i (dz_i - sum_j a_j dz_j):
 
     do/dz_i = a_i (v_i W_O - o),      do/dk_i = scale a_i (v_i W_O - o) q^T,      do/dv_i = a_i W_O^T.
 
-These three lines are what all three papers measure (kvtheory design, section 1).
+These three lines are what all three papers measure: arXiv 2608.14191, 2604.15356 and 2607.01520.
 """
 
 from __future__ import annotations

@@ -125,14 +125,14 @@ def remainder_term(
         R = D_K (3 Q - S) + (3/2) sum_i a_i^2 s_i^4 |u_i|^2 - 6 sum_i a_i^3 s_i^4 |u_i|^2 + |M|^2/4 - 2 M.m + 6 |m|^2
             + sum_i a_i^2 t_i^2 (2 s_i^2 (1 - 2 a_i) - S + 3 Q)
 
-    |M|^2/4 is coherent over tokens: the Jensen shift of tokens that are noisier than others (theory B-L1). For equal s_i it is 0 and
+    |M|^2/4 is coherent over tokens: the Jensen shift of tokens that are noisier than others. For equal s_i it is 0 and
 
         R_K = c s^2 D_K,   c = 1/2 + 3 sum_i a_i^2 - 6 Var_a(x) / sum_i |x_i|^2,   x_i = a_i u_i,   -7/4 <= c <= 7/2:
 
     near 1/2 where attention is diffuse, 7/2 where one token has nearly all of it. Proof of the bounds: above, Var >= 0 and
     sum a^2 <= 1. Below, Var_a(x) <= L sum |x_i|^2 with L the top eigenvalue of diag(a) - a a^T, which is at most p = a_max and, by
     Gershgorin, at most 2 p (1 - p) where p >= 1/2; sum a^2 >= p^2; so c >= 1/2 + 3 p^2 - 6 L >= -7/4, at p = 1/2.
-    One head as in `key_term`; value_variance None: exact values. Derived here (theory B-T1, next order).
+    One head as in `key_term`; value_variance None: exact values. Derived here: the order after theorem 1 of arXiv 2608.14191.
     """
     q, k, v, w_o, sigma2 = _one_head(q, k, v, w_o, key_variance, "d")
     a, scale = _weights(q, k, scale, visible)
@@ -162,7 +162,7 @@ def attention_error(layer: Layer, decoded: Decoded, queries: Any = None, by: Lit
 @overload
 def attention_error(layer: Layer, decoded: Decoded, queries: Any = None, *, by: Literal["kv_head"]) -> Float: ...
 def attention_error(layer: Layer, decoded: Decoded, queries: Any = None, by: str = "layer") -> float | Float:
-    """sum ||o_hat - o||^2 / sum ||o||^2 over queries: the unit in which every codec is scored (kvtheory design, section 1).
+    """sum ||o_hat - o||^2 / sum ||o||^2 over queries: the unit in which every codec is scored.
 
     queries: None takes the layer's own with their visibility; an array (query_heads, m, head_dim) is taken as future queries
     that see every token. by="layer": one float, o summed over all heads after W_O. by="kv_head": (kv_heads,) float64, o the

@@ -7,7 +7,7 @@ Weights stay integers over one common denominator from the law to the last step,
 different, never nearly equal; only w/W * log2(W/w) is floating point.  Where all probabilities are powers of two every
 number here is exact.  The plug-in entropy of a sample is biased down; nothing here samples.
 
-Source: arXiv 2604.15356, theorem 1; theory.md 1.3 (A1).
+Source: arXiv 2604.15356, theorem 1, which bounds each step; what holds of it without its assumption is derived here.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def sequential(language: FiniteLanguage, kv_map: KVMap) -> SequentialEntropies:
         Called once for each prefix of length 1..n that has positive probability, never for another.
 
     Raises TypeError for a kv_map whose values are not hashable, ValueError for NaN in them.
-    Source: theory.md 1.3 (A1).
+    Source: arXiv 2604.15356, theorem 1; the chain rule and data processing.
     """
     kv_given_kv, kv_given_tokens, tokens = [], [], []
     histories: dict[tuple[Hashable, Hashable], int] = {((), ()): language.denominator}
@@ -332,7 +332,7 @@ def sequential(language: FiniteLanguage, kv_map: KVMap) -> SequentialEntropies:
 def tokens_given_kv(language: FiniteLanguage, kv_map: KVMap) -> tuple[float, ...]:
     """H(t_<t | KV_<t) for t = 1..n in bits: what the cache so far leaves open about the tokens so far.
 
-    It is the slack of the per-step bound, H(KV_t|KV_<t) <= H(t_t|t_<t) + H(t_<t|KV_<t): theory.md 1.3 (A1, ii).
+    It is the slack of the per-step bound, H(KV_t|KV_<t) <= H(t_t|t_<t) + H(t_<t|KV_<t).
     Zero at every step exactly when KV_<t determines t_<t.  Arguments and errors as in `sequential`.
     """
     return tuple(
@@ -344,7 +344,7 @@ def next_token_given_kv(language: FiniteLanguage, kv_map: KVMap) -> tuple[float,
     """H(t_t | KV_<t) for t = 1..n in bits: the cost of the next token for a coder that sees the cache only.
 
     H(KV_t|KV_<t) <= H(t_t|KV_<t) where decoding makes KV_t a function of (KV_<t, t_t), as it does for an exact or
-    closed-loop cache: theory.md 1.3 (A1, ii').  Arguments and errors as in `sequential`.
+    closed-loop cache.  Arguments and errors as in `sequential`.
     """
     return tuple(
         _conditional(_gather((s.token, s.kv_before, s.weight) for s in level)) for level in _steps(language, kv_map)

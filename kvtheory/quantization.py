@@ -198,7 +198,7 @@ def prod_distortion(dim: int, bits: int) -> float:
     With r the residual after bits-1 bits and S in R^{d x d} Gaussian, given r the estimate has variance
     ((pi/2) ||r||^2 ||y||^2 - <y, r>^2) / d, and E_y <y, r>^2 = ||r||^2 / d:
 
-        d D_prod = (pi/2 - 1/d) D_mse(b - 1)                     (theory.md section 4; the paper bounds it by (pi/2) D_mse(b-1))
+        d D_prod = (pi/2 - 1/d) D_mse(b - 1)                     (derived here; the paper bounds it by (pi/2) D_mse(b-1))
 
     dim >= 1, bits >= 1 ints.
     """

@@ -79,7 +79,7 @@ def _clustered(x: _Draft) -> None:
 
 
 def _search(x: _Draft) -> None:
-    """Query j puts exactly half its mass on token j (mod tokens): every token is somebody's answer (theory C-T4). Values: signs / sqrt(dv)."""
+    """Query j puts exactly half its mass on token j (mod tokens): every token is somebody's answer (a search instance of arXiv 2607.01520). Values: signs / sqrt(dv)."""
     n, d = x.keys.shape[1:]
     if n < 2 or d < 2:
         raise ValueError(f"tokens, head_dim: kind 'search' expects at least 2 of each, got {n} and {d}")

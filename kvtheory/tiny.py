@@ -7,7 +7,7 @@ scale; like softmax its weights sum to 1.
 `TernaryTransformer` has softmax attention and a cache rounded to {-1, 0, 1}, as coarse as a cache gets, so that caches
 of different tokens collide.  It computes in float64 and reports how near a number came to a rounding threshold.
 
-Both write KV_t = (k, v) of every layer at position t.  Source: theory.md 1.3 (A2).
+Both write KV_t = (k, v) of every layer at position t.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def collision_model() -> RationalTransformer:
 
     |V| = 3, one layer, one head, m = 2, d = 1: e_a = (0,1), e_b = (0,-1), e_c = (1,0), W_K = W_V = (1,0)^T, so that
     KV(a) = KV(b) = (0,0) and KV(c) = (1,1).  With the language "ac", "ba", each 1/2: H(t_2|t_1) = 0 and
-    H(KV_2|KV_1) = 1 bit.  Source: theory.md 1.3 (A2).
+    H(KV_2|KV_1) = 1 bit: against arXiv 2604.15356, theorem 1.
     """
     first: Matrix = ((1,), (0,))
     none: Matrix = ((0,), (0,))
@@ -111,7 +111,7 @@ class TernaryTransformer:
 
     embedding (V, m); query, key, value (layers, m, d); output (layers, d, m), all float64.
     loop: "closed": attention reads what is stored, as a decoder must; "open": it reads the exact numbers.
-    The rest is off by default and takes the model out of the class for which |V| = 2 is safe (theory.md, A2):
+    The rest is off by default and takes the model out of the class for which two tokens never break the per-step bound:
     rotation: angle per position by which queries and keys are turned (d = 2) before keys are rounded;
     start (m,): input of a first position before all tokens, whose KV every prefix shares; sink: a logit without a value.
     """

@@ -8,7 +8,7 @@ d_T is the Gromov product at the root: d_T(s,u) >= min(d_T(s,t), d_T(t,u)), and 
 D = -log2 P(s) - log2 P(t) - 2 d_T(s,t) is a metric where every transition has 0 < P < 1; summed edge by edge, as here,
 D(s,s) is 0 and an edge with P next to 1 is not absorbed.  2^(-d_T) underflows after 1074 bits: compare LCPs or bits.
 
-Source: arXiv 2604.15356 (A-D1), theory.md 1.3 (A7), 1.4, section 10.
+Source: arXiv 2604.15356 for d_T, its trie "metric"; D and what holds of both is derived here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def similarity_bits(law: Law, s: Prefix, t: Prefix) -> float:
     """d_T(s, t) = -log2 P(s^t) in bits: 0 for strings that share nothing, inf where s^t is impossible.
 
     A similarity: the larger, the more is shared. Not a metric; d_T(s, s) = -log2 P(s).
-    law: a `Law`; it is asked for the LCP's prefixes only. Source: arXiv 2604.15356 (A-D1).
+    law: a `Law`; it is asked for the LCP's prefixes only. Source: arXiv 2604.15356, the trie "metric".
     """
     return math.fsum(_edges(law, tuple(s), 0, common_prefix(s, t)))
 
@@ -68,7 +68,7 @@ def tree_distance_bits(law: Law, s: Prefix, t: Prefix) -> float:
     """D(s, t) = -log2 P(s|s^t) - log2 P(t|s^t) in bits: what it takes to send both tails given what is shared.
 
     A metric where every transition has 0 < P < 1; a pseudo-metric where some P is 1 (two strings at distance 0). A
-    string of probability 0 is at distance inf from every other and 0 from itself. Source: theory.md 1.3 (A7).
+    string of probability 0 is at distance inf from every other and 0 from itself.
     """
     s, t = tuple(s), tuple(t)
     if s == t:
@@ -152,8 +152,8 @@ class ProbabilisticTrie:
         trie.insert(prompt)
         with trie.hold(other_prompt) as match: ...        # reuse the first match.length tokens
 
-    What is retrieved is the longest exact prefix; argmax of d_T over the stored strings is the same string (theory.md
-    A7), so the law never changes WHAT is reused. It only ranks what to keep: policy "lru" evicts the least recently used
+    What is retrieved is the longest exact prefix; argmax of d_T over the stored strings is the same string,
+    so the law never changes WHAT is reused. It only ranks what to keep: policy "lru" evicts the least recently used
     leaf token first, "probability" the leaf token whose prefix is least probable, least recently used among equals.
     Tokens go one by one from the end of a leaf, so that exactly as many are freed as are needed.
 
@@ -338,7 +338,7 @@ def swap_time_tail(probabilities: Sequence[Any], top: int, draws: int) -> Any:
 
     By inclusion and exclusion over the sets of unseen items: sum over non-empty S of (-1)^(|S|+1) (1 - P(S))^draws.
     probabilities: a law, in any order; ints and Fractions stay exact. Raises ValueError for a bad `top` or `draws`, or a
-    law that does not sum to 1. Source: T_swap of arXiv 2604.06228, lemma 2 (theory.md 1.2, A-PLT).
+    law that does not sum to 1. Source: T_swap of arXiv 2604.06228, lemma 2.
     """
     law = sorted(probabilities, reverse=True)
     if not 1 <= top <= len(law):

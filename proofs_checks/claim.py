@@ -39,7 +39,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Claim:
-    """See kvtheory design, section 6. `functions` maps the check's keyword arguments to dotted names in kvtheory or reference."""
+    """One statement and how it is checked. `functions` maps the check's keyword arguments to dotted names in kvtheory or reference."""
 
     id: str
     paper: str

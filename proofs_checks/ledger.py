@@ -100,7 +100,7 @@ def _evidence(e: Evidence) -> dict[str, Any]:
 
 
 def claim_record(outcome: Outcome) -> dict[str, Any]:
-    """One claim as in kvtheory design, section 6; schema in proofs_checks/ledger.schema.json."""
+    """One claim as the ledger has it; schema in proofs_checks/ledger.schema.json."""
     claim = outcome.claim
     return {
         "id": claim.id,

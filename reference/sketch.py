@@ -1,6 +1,6 @@
 """The Gaussian sketch of QJL (Zandieh et al. 2024) in integers: signs of S r keep the direction of r without bias.
 
-For S with independent standard normal entries and m rows, and any y (theory.md section 4):
+For S with independent standard normal entries and m rows, and any y:
 
     E [ sqrt(pi/2) / m ||r|| <S y, sign(S r)> ] = <y, r>,     variance ((pi/2) ||r||^2 ||y||^2 - <y, r>^2) / m
 

@@ -3,7 +3,7 @@
 The paper, for a unit vector x in R^d:     y = Pi x,   code_j = the nearest of 2^b points to y_j,   x_hat = Pi^T points[code]
 with Pi a random rotation and the points Lloyd-Max for the law of one coordinate of a uniform unit vector,
 f(t) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) (1 - t^2)^{(d-3)/2}; the norm is kept apart. D_mse = .3609 .1160 .0340 .0093 at
-d = 128 and 1, 2, 3, 4 bits (kvtheory.quantization.mse_distortion; theory.md section 4).
+d = 128 and 1, 2, 3, 4 bits (kvtheory.quantization.mse_distortion).
 
 What is done here, in integers from the second line on, so that no rounding of a float decides a bit and NumPy, a simulator and any
 GPU write the same bytes:
@@ -30,7 +30,7 @@ that rounding it leaves no bias; rounded to integers of 14 bits or fewer (sketch
 
     x_hat += sqrt(pi/2) / d ||residual|| Pi^T S^T sign(S r)          E <z, x_hat> = <z, x> for every z; another 16/d bits for ||residual||
 
-It is unbiased and worse than "mse" for attention at equal bits (theory.md section 4); it is here to be compared with.
+It is unbiased and worse than "mse" for attention at equal bits; it is here to be compared with.
 """
 
 from __future__ import annotations

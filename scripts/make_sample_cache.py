@@ -93,7 +93,7 @@ def character(layer: Any) -> dict[str, float]:
     """What kind of attention a layer does, from its queries in the second half of the text; means over queries and heads.
 
     a_max: largest weight. sink: weight of token 0. effective_tokens: exp(entropy of the weights). window_16: weight of the last 16
-    tokens. trace: n sum_i a_i^2 |v_i - o|^2 / |o|^2 per head (theory C-D2), smallest and largest over heads. key_rank, value_rank:
+    tokens. trace: n sum_i a_i^2 |v_i - o|^2 / |o|^2 per head, tr Sigma of the centred profile, smallest and largest over heads. key_rank, value_rank:
     exp(entropy of the covariance spectrum), keys before rotation. key_mean_share: energy of the keys in their mean over tokens.
     """
     import numpy as np

@@ -1,13 +1,13 @@
-"""Choosing K weighted tokens whose mean response profile is that of all n: samplers of theory sections 3.3 and 3.5.
+"""Choosing K weighted tokens whose mean response profile is that of all n: samplers.
 
 Every method keeps tokens of P only, with weights of sum 1, and is unbiased: E sum_s weight_s delta_(index_s) = P.
 
-    iid       K draws from P; a token drawn c times has weight c/K                                  C-T1
-    srs       K of n without replacement, weight 1/K (P uniform)                                    C-T1
-    cube      Deville-Tille walk: the `protect` leading directions kept exactly                     C-T2
-    spectral  the walk whose error is at most 2 tail_m / (K - 2m), m = protect                      C-T2'
-    halving   pairs merged until K tokens are left, signs balanced against the error so far         3.5 (h)
-    cluster   K groups in profile space, one random member of each with the group's mass            3.5 (k)
+    iid       K draws from P; a token drawn c times has weight c/K
+    srs       K of n without replacement, weight 1/K (P uniform)
+    cube      Deville-Tille walk: the `protect` leading directions kept exactly
+    spectral  the walk whose error is at most 2 tail_m / (K - 2m), m = protect
+    halving   pairs merged until K tokens are left, signs balanced against the error so far
+    cluster   K groups in profile space, one random member of each with the group's mass
 """
 
 from __future__ import annotations

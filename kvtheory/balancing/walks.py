@@ -1,4 +1,4 @@
-"""Balanced walks: the cube method (C-T2) and the spectral walk whose error is proved (C-T2').
+"""Balanced walks: the cube method (Deville and Tille) and the spectral walk, whose error is proved below.
 
 Inclusion weights w start at pi_i = K' p_i and move, unbiased, until all but a few are 0 or 1, always inside
 
@@ -105,7 +105,7 @@ def cube_walk(pi: Float, leading: Float, tail: Float, coin: Coin, derandomise: b
 
 
 def spectral_walk(pi: Float, leading: Float, tail: Float, coin: Coin, derandomise: bool = False) -> Float:
-    """The walk of C-T2'; w (n,) from pi (n,) in (0, 1)."""
+    """The spectral walk of the module's docstring; w (n,) from pi (n,) in (0, 1)."""
     r2 = (tail**2).sum(axis=1)
     # a token without tail error would divide 0 by 0; raising its r^2 leaves the ratio's bound of 2 and adds 1e-12 to the error's
     r = np.sqrt(np.maximum(r2, 1e-12 * r2.mean())) if r2.any() else np.ones(len(pi))

@@ -1,4 +1,4 @@
-"""The records that everything stands on: Layer, Cache, Decoded, Rope (kvtheory design, section 4)."""
+"""The records that everything stands on: Layer, Cache, Decoded, Rope."""
 
 from kvtheory.layer.decoded import Decoded
 from kvtheory.layer.record import Head, Layer

@@ -90,7 +90,7 @@ class Layer:
     extras: named arrays that only some methods need, see EXTRA_AXES.
 
     Elements are float16, bfloat16 (ml_dtypes), float32 or float64. Raises TypeError for other elements and ValueError for
-    shapes that do not fit and for NaN or inf, naming the argument and the first index. kvtheory design, section 4.
+    shapes that do not fit and for NaN or inf, naming the argument and the first index.
     """
 
     __slots__ = (

@@ -3,7 +3,7 @@
     x = E[t] (times a constant in Gemma),   n = g x / sqrt(mean(x^2) + eps),   K(t) = W_K n + b_K (QK-norm where there is one),   V(t) = W_V n + b_V
 
 No position and no context enters, so that a vocabulary has just |V| such rows, and whether the cache tells two tokens apart at the first
-layer (theory.md A1: the injectivity that arXiv 2604.15356 assumes) is a finite question. NumPy only: torch is needed to convert the weights
+layer (the injectivity that arXiv 2604.15356 assumes) is a finite question. NumPy only: torch is needed to convert the weights
 (`kvtheory models fetch`), not here.
 """
 

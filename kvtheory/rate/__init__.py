@@ -1,7 +1,7 @@
 """Bits: how many to spend on which component, and the best scalar quantiser for a given number of them.
 
-- `reverse_waterfill`, `integer_bits`: allocation, real and integer (theory.md B4)
-- `lloyd_max` and `Quantizer`: the optimal scalar quantiser of a density or of samples (theory.md B5)
+- `reverse_waterfill`, `integer_bits`: allocation, real and integer
+- `lloyd_max` and `Quantizer`: the optimal scalar quantiser of a density or of samples
 - `Density`: a law on the line with its integrals over cells
 """
 

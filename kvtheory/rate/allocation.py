@@ -41,7 +41,7 @@ def water_level(variances: ArrayLike, rate: float) -> float:
 
     variances (components,) float, >= 0: s_c, weights included. rate: mean bits per component, >= 0.
     At rate 0 the smallest level that drowns everything, max s_c; 0 when every variance is 0.
-    Raises ValueError on NaN, inf, a negative variance or rate. Source: theory.md B4; Cover & Thomas, section 10.3.3.
+    Raises ValueError on NaN, inf, a negative variance or rate. Source: Cover & Thomas, section 10.3.3.
     """
     s = _variances(variances)
     rate = _rate(rate)
@@ -58,7 +58,7 @@ def reverse_waterfill(variances: ArrayLike, rate: float) -> NDArray[np.float64]:
     variances (components,) float, >= 0: s_c, weights included. rate: mean bits per component over *all* components.
     Returns bits (components,) float64. A component of variance 0 gets no bits; if all are 0, no bits are spent at all
     (they would buy nothing), which is the one case where the mean is below `rate`.
-    Raises ValueError on NaN, inf, a negative variance or rate. Source: theory.md B4.
+    Raises ValueError on NaN, inf, a negative variance or rate. Source: Cover & Thomas, section 10.3.3.
     """
     s = _variances(variances)
     rate = _rate(rate)
@@ -103,7 +103,7 @@ def integer_bits(tables: ArrayLike, budget: int) -> NDArray[np.int64]:
     that is not to be had. budget: total bits over all components, spent exactly. Returns bits (components,) int64; among
     optimal allocations the one with fewest bits in the last component, then in the last but one, and so on.
     Raises ValueError when the budget cannot be spent, or on NaN or -inf. Time O(components * levels * budget).
-    Source: theory.md B4: greedy and the lower convex hull are exact for convex tables only.
+    Greedy and the lower convex hull are exact for convex tables only.
     """
     t, budget = _tables(tables, budget)
     components, levels = t.shape
@@ -137,7 +137,7 @@ def greedy_bits(tables: ArrayLike, budget: int) -> NDArray[np.int64]:
     """Bits given out one by one, each where it lowers the distortion most. Optimal for convex tables, and only for them.
 
     Arguments, result and errors as in `integer_bits`, except that inf is refused: greedy cannot step over a missing level.
-    For comparison: O(budget log components). Source: theory.md B4.
+    For comparison: O(budget log components).
     """
     t, budget = _tables(tables, budget)
     finite("tables", t, ("component", "bits"))

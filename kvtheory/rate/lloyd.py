@@ -128,7 +128,7 @@ def lloyd_max(
     steps on all samples to a fixed point. Fewer distinct values than points: every value is a point, the largest repeated.
 
     Raises ValueError (size < 1, NaN, inf, no samples, no convergence), TypeError (source or size of a wrong kind).
-    Source: Lloyd 1982, Max 1960; theory.md B5.
+    Source: Lloyd 1982, Max 1960.
     """
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
         raise TypeError(f"size: expected an int, got {type(size).__name__}")

@@ -1,4 +1,4 @@
-"""What the spectrum of a cache promises about K kept tokens (theory C-T1, C-T2', C-D3, C-L2), and the rate the paper states."""
+"""What the spectrum of a cache promises about K kept tokens, and the rate that arXiv 2607.01520 states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtheory.risk.spectra import Spectrum
 
 
 def trace_bound(spectrum: Spectrum, K: int, replace: bool = True) -> float:
-    """E || int Gamma dPhat ||^2 of random sampling, C-T1: an equality for the linear risk.
+    """E || int Gamma dPhat ||^2 of random sampling: an equality for the linear risk.
 
     replace=True: K independent draws from P, weights 1/K:          tr Sigma / K
     replace=False: K of n tokens without replacement, P uniform:    (tr Sigma / K) (n - K) / (n - 1)
@@ -26,7 +26,7 @@ def trace_bound(spectrum: Spectrum, K: int, replace: bool = True) -> float:
 
 
 def spectral_bound(spectrum: Spectrum, K: int, m: int | None = None) -> float:
-    """2 tail_m / (K - 2m): what the balanced walk with m protected directions stays below in mean linear risk, C-T2' (proved).
+    """2 tail_m / (K - 2m): what the balanced walk with m protected directions stays below in mean linear risk (proved in `balancing.walks`).
 
     m None: the best m among those with 2m < K whose tail is known. ValueError unless 0 <= 2m < K.
     """
@@ -40,7 +40,7 @@ def spectral_bound(spectrum: Spectrum, K: int, m: int | None = None) -> float:
 
 
 def cube_bound(spectrum: Spectrum, K: int, m: int) -> float:
-    """(m + 2) tail_m / (K - m): what the plain cube walk with m protected directions stays below in mean linear risk, C-T2 (proved).
+    """(m + 2) tail_m / (K - m): what the plain cube walk with m protected directions stays below in mean linear risk (proved).
 
     The constant m + 2 is attained against sum r_i^2 pi_i (1 - pi_i) / K'^2, K' = K - m (`coherent_block`), so this is no rate
     tail_m / K. ValueError unless 0 <= m < K.
@@ -58,7 +58,7 @@ def paper_bound(spectrum: Spectrum, K: int) -> float:
 
 
 def safe_bound(q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | None = None) -> float:
-    """4 B^2 rho / K, rho = E_nu [n sum_i a_i^2], B = max ||v_i - mean v||: bounds the TRUE mean risk of random sampling, C-L2.
+    """4 B^2 rho / K, rho = E_nu [n sum_i a_i^2], B = max ||v_i - mean v||: bounds the TRUE mean risk of random sampling (proved).
 
     For K draws with or without replacement, P uniform. No assumption on the cache. Loose where attention is a look-up or
     spread out evenly, yet the 4 is attained in a limit (`faint_needle`); `augmented_bound` is never above it.
@@ -74,7 +74,7 @@ def safe_bound(q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | 
 def augmented_bound(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, K: int, scale: float | None = None, replace: bool = True
 ) -> float:
-    """2 tr Sigma+ / K for the augmented profile (C-D3) of v - mean v with c = B: bounds the TRUE mean risk of random sampling (proved).
+    """2 tr Sigma+ / K for the augmented profile of v - mean v with c = B: bounds the TRUE mean risk of random sampling (proved).
 
         tr Sigma+ = E_nu [ sum_i b_i^2 ||u_i||^2 / n - ||sum_i a_i u_i||^2 + B^2 (rho - 1) ],     u_i = v_i - mean v,  B = max ||u_i||
 
@@ -82,8 +82,8 @@ def augmented_bound(
 
     Proof. With N = int b u dPhat - A_P and D = Z_Phat/Z_P - 1, for u in place of v (the error is the same): A_Phat (1 + D) = N + A_P,
     so A_Phat - A_P = N - A_Phat D, and ||A_Phat|| <= B gives ||A_Phat - A_P||^2 <= 2 (||N||^2 + B^2 D^2) = 2 ||int Gamma+ dPhat||^2,
-    of which C-T1 is the mean. As ||u_i|| <= B, never above `safe_bound`. The 2 is attained in a limit (`dissenter`). A smaller c, such
-    as the root mean square of `response_profiles`, gives no bound with constant 1, nor does c = B.
+    whose mean over the draws is 2 tr Sigma+ / K (`trace_bound`). As ||u_i|| <= B, never above `safe_bound`. The 2 is attained in a limit
+    (`dissenter`). A smaller c, such as the root mean square of `response_profiles`, gives no bound with constant 1, nor does c = B.
 
     q (m, d), k (n, d), v (n, dv). ValueError for K < 1 and, without replacement, for K > n.
     """
@@ -100,7 +100,7 @@ def augmented_bound(
 
 
 def search_floor(n: int, K: int, mass: float = 0.5) -> float:
-    """mass^2 (1 - K/n): no K of the cache's own tokens, however weighted, do better on `lookup(n, mass)`, C-T4 (proved).
+    """mass^2 (1 - K/n): no K of the cache's own tokens, however weighted, do better on `lookup(n, mass)` (proved).
 
     The output of a summary without token j has no component along v_j (values orthonormal), and the true one has `mass`. Tokens
     made up for the purpose can do better where value_dim < n. ValueError unless 1 <= K <= n and 0 < mass < 1. A Fraction gives a Fraction.

@@ -34,7 +34,7 @@ def flat_cache(profiles: ArrayLike) -> Instance:
 
 
 def lookup(n: int, mass: float, value_dim: int | None = None, seed: int = 0) -> Instance:
-    """Search instance (C-T4 at mass 1/2) and retrieval regime (C-T6 at mass -> 1): query j puts `mass` on token j, the rest evenly.
+    """Search instance of arXiv 2607.01520 (at mass 1/2) and retrieval regime (at mass -> 1): query j puts `mass` on token j, the rest evenly.
 
     Keys are orthonormal (d = n). Values: orthonormal for value_dim None, so that everything about the instance is in closed form
     (`lookup_trace`, `lookup_sampling_risk`); random signs / sqrt(value_dim) otherwise. ||v_i|| = 1.
@@ -81,7 +81,7 @@ def lookup_sampling_risk(n: int, mass: Number, K: int) -> Number:
 def hidden_lookup(
     n: int, hidden: int, mass: float = 0.5, value_dim: int | None = None, seed: int = 0
 ) -> tuple[Instance, NDArray[np.intp]]:
-    """Separation of query-aware from query-agnostic (C-T5): `lookup` with queries only for a random set S of `hidden` tokens; and S."""
+    """Separation of query-aware from query-agnostic: `lookup` with queries only for a random set S of `hidden` tokens; and S."""
     if not 1 <= hidden <= n:
         raise ValueError(f"hidden: expected 1 <= hidden <= n = {n}, got {hidden}")
     instance = lookup(n, mass, value_dim, seed)
@@ -93,7 +93,7 @@ def summary_by_synthetic_tokens(q: ArrayLike, o: ArrayLike, scale: float) -> tup
     """Keys (2 dv, d) and values (2 dv, dv) of 2 dv made-up tokens whose attention outputs at q (m, d) are exactly o (m, dv).
 
     The q must be linearly independent (m <= d). Values +-c e_l, c = 2 dv max|o|; output component l is c (p_l+ - p_l-), so the
-    tokens' attention weights must be p_l+- = (1 +- dv o_l / c) / (2 dv), and independent queries can be given any logits ln p (C-T4).
+    tokens' attention weights must be p_l+- = (1 +- dv o_l / c) / (2 dv), and independent queries can be given any logits ln p.
     """
     q, o = np.asarray(q, dtype=np.float64), np.asarray(o, dtype=np.float64)
     sizes = checks.shape("q", q, ("m", "d"))
@@ -182,7 +182,7 @@ def faint_needle_risk(n: int, mass: float, K: int) -> float:
 
 
 def coherent_block(m: int, copies: int) -> Instance:
-    """Where the plain cube walk attains its constant m + 2 (C-T2), taken in index order at inclusion probability 1/2. m even.
+    """Where the plain cube walk attains its constant m + 2 (`cube_bound`), taken in index order at inclusion probability 1/2. m even.
 
     Each block has m + 2 tokens whose m leading coordinates have one affine dependency, u = (1, -1, 1, -1, ...), so that the walk
     must move along u; and tail profile u_i in a direction of the block's own, so that the tail errors of the block add up:
@@ -200,7 +200,7 @@ def coherent_block(m: int, copies: int) -> Instance:
 
 
 def opposed_pairs(m: int, pairs: int, seed: int = 0) -> Instance:
-    """Where the spectral walk's step ratio 2 is attained for every direction it may take (C-T2'), whatever m, at probability 1/2.
+    """Where the spectral walk's step ratio 2 is attained for every direction it may take (`spectral_bound`), whatever m, at probability 1/2.
 
     Tokens 2l, 2l+1 share m generic leading coordinates and have tail profiles e_l and -e_l. Among any m + 1 pairs the constraints
     leave only the directions +1/-1 within a pair, each of ratio ||2 e_l||^2 / 2 = 2; so

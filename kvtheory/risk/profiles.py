@@ -1,12 +1,12 @@
-"""Response profiles (theory C-D1, C-D3), and the risk of a summary: exact, and linearised (C-L1).
+"""Response profiles (arXiv 2607.01520 has one; which of these two could not be established), and the risk of a summary: exact, and linearised.
 
 For one query q and P = sum_i p_i delta_(k_i, v_i), with e_q(k) = exp(scale q.k), Z_P(q) = int e_q dP, A_P(q) = int e_q v dP / Z_P(q):
 
     b_i(q)      = e_q(k_i) / Z_P(q) = a_i(q) / p_i,         a = softmax(scale k q + ln p)
-    Gamma_i(q)  = b_i(q) (v_i - A_P(q))                      centred, C-D1
-    Gamma+_i(q) = (b_i(q) v_i - A_P(q),  c (b_i(q) - 1))     augmented, C-D3; c a value-norm scale
+    Gamma_i(q)  = b_i(q) (v_i - A_P(q))                      centred
+    Gamma+_i(q) = (b_i(q) v_i - A_P(q),  c (b_i(q) - 1))     augmented; c a value-norm scale
 
-Both have barycentre 0: sum_i p_i Gamma_i = 0. C-L1: for any weights w >= 0 of sum 1 on atoms of P, exactly,
+Both have barycentre 0: sum_i p_i Gamma_i = 0. The error identity: for any weights w >= 0 of sum 1 on atoms of P, exactly,
 
     A_Phat(q) - A_P(q) = sum_i w_i Gamma_i(q) / sum_i w_i b_i(q),        sum_i w_i b_i(q) = Z_Phat(q) / Z_P(q).
 """
@@ -96,7 +96,7 @@ def response_profiles(
     scale: float | None = None,
     kind: Kind = "centred",
 ) -> Float:
-    """Gamma_i(q_j), (n, m, dv) for kind="centred" (C-D1), or Gamma+_i(q_j), (n, m, dv + 1) for kind="augmented" (C-D3).
+    """Gamma_i(q_j), (n, m, dv) for kind="centred", or Gamma+_i(q_j), (n, m, dv + 1) for kind="augmented".
 
     q (m, d): a sample of the query law nu, each query with probability 1/m; k (n, d), v (n, dv); weights (n,): P's probabilities,
     default uniform; scale: default 1/sqrt(d). The augmented profile's last channel is c (b - 1), c = sqrt(sum_i p_i ||v_i||^2).

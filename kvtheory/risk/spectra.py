@@ -1,4 +1,4 @@
-"""The spectrum of Sigma = int Gamma (x) Gamma dP in H_nu (theory C-D2): trace, eigenvalues, tails.
+"""The spectrum of Sigma = int Gamma (x) Gamma dP in H_nu = L^2(nu), nu the law of queries: trace, eigenvalues, tails.
 
 Sigma's non-zero eigenvalues are the squared singular values of the (tokens) x (queries * channels) matrix
 

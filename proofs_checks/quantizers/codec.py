@@ -99,7 +99,7 @@ def _one_seed(true: Any) -> Any:
         Mutant("points 5 % too wide", "codec", _scaled(1.05)),
         Mutant("points 2 % too narrow", "codec", _scaled(0.98)),
         Mutant("shrinkage undone", "codec", _unshrunk),
-        Mutant("b - 1 bits", "codec", lambda true: lambda *, bits, **options: true(bits=max(1, bits - 1), **options)),
+        Mutant("b − 1 bits", "codec", lambda true: lambda *, bits, **options: true(bits=max(1, bits - 1), **options)),
         Mutant(
             "a rate that forgets the norms", "held_bits",
             lambda true: lambda data, layer: true(data, layer)
@@ -138,7 +138,7 @@ def reference_turboquant(context: Context, *, codec: Any, held_bits: Any, mse_di
             layer = Layer(normal[0], normal[1])
             one = codec(bits=b, kind="mse")
             yield statistical(
-                what="error on random directions, relative to the squared norm, against exact integration",
+                what="squared error on random directions, relative to the squared norm = D_mse by exact integration, within 1 %",
                 ran_on=f"d = {d}, b = {b}, {2 * rows} Gaussian vectors, keys and values",
                 interval=mean_interval(_errors(one.decode(one.encode(layer)), layer), level), predicted=mse_distortion(d, b),
                 margin=0.01, note="the stored norm's rounding is in it: 2.6e-6",
@@ -155,7 +155,7 @@ def reference_turboquant(context: Context, *, codec: Any, held_bits: Any, mse_di
         errors.append(_errors(one.decode(one.encode(ones)), ones))
     binomial = context.memo("binomial", lambda: binomial_distortion(d, beta_by_lloyd(d, 2**b)))
     yield statistical(
-        what="error of the direction (1, ..., 1), over seeds, against the sum over the binomial law of a coordinate",
+        what="squared error of the direction (1, …, 1), mean over seeds = its value for random signs (a binomial law), within 10 %",
         ran_on=f"d = {d}, b = {b}, {seeds} seeds, keys and values", interval=mean_interval(np.concatenate(errors), level),
         predicted=binomial, margin=0.1, note=f"exact integration over the sphere gives {mse_distortion(d, b):.4f}",
     )  # fmt: skip
@@ -165,10 +165,10 @@ def reference_turboquant(context: Context, *, codec: Any, held_bits: Any, mse_di
     sparse[..., :2] = 1
     layer, one = Layer(sparse, sparse), codec(bits=1, kind="mse")
     yield numerical(
-        what="error of the direction (1, 1, 0, ..., 0) against D_mse: signs and a Hadamard matrix are no Haar rotation, which Theorem 1 has",
+        what="squared error of the direction (1, 1, 0, …, 0) ≤ D_mse, as under the Haar rotation of Theorem 1; signs and a Hadamard matrix are none",
         ran_on="d = 128, b = 1, seed 0", role="assumption", observed=float(_errors(one.decode(one.encode(layer)), layer).max()),
         predicted=mse_distortion(128, 1), relation="<=", tolerance=0.01,
-        because="for every seed half the coordinates are 0 and half +-sqrt(2/d): (c^2 + (sqrt 2 - c)^2)/2 = .508 with c = .797",
+        because="for every seed half the coordinates are 0 and half ±√(2/d): (c² + (√2 − c)²)/2 = .508 with c = .797",
     )  # fmt: skip
 
 

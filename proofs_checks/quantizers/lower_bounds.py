@@ -32,7 +32,7 @@ PAPER = "2504.19874"
     section="Lemma 3 and Theorem 3",
     statement=(
         "For any randomised quantiser of unit vectors with b bits per coordinate some unit vector suffers an expected squared error "
-        "of at least 4^-b."
+        "of at least 4^(−b)."
     ),
     formula="sup over ‖x‖ = 1 of E‖x − x̂‖² ≥ 4^(−b) for every code of 2^(bd) codewords",
     expected=Verdict.FAILS,
@@ -44,52 +44,52 @@ PAPER = "2504.19874"
     mutants=[
         *systematic.scales("lower_bound"),
         *systematic.scales("mse_distortion"),
-        Mutant("16^-b", "lower_bound", lambda true: lambda bits: true(2 * np.asarray(bits))),
+        Mutant("16^(−b)", "lower_bound", lambda true: lambda bits: true(2 * np.asarray(bits))),
         Mutant("a bound of 0", "lower_bound", lambda true: lambda bits: 0.0 * true(bits)),
     ],
 )
 def lower_bound(context: Context, *, lower_bound: Any, mse_distortion: Any) -> Iterator[Evidence]:
     yield exact(
-        what="the bound, 1/4^b as a fraction", ran_on="Theorem 3, b = 1..8", role="control", relation="=",
+        what="the paper's bound 4^(−b) as a fraction", ran_on="Theorem 3, b = 1..8", role="control", relation="=",
         observed=" ".join(str(Fraction(float(lower_bound(b)))) for b in range(1, 9)),
         predicted=" ".join(str(Fraction(1, 4**b)) for b in range(1, 9)),
     )  # fmt: skip
     yield numerical(
-        what="D_mse of TurboQuant itself in the plane at 1 bit against 1 - 8/pi^2", ran_on="d = 2, b = 1", role="control",
+        what="D_mse of TurboQuant itself in the plane at 1 bit = 1 − 8/π²", ran_on="d = 2, b = 1", role="control",
         observed=mse_distortion(2, 1), predicted=1 - 8 / np.pi**2, tolerance=1e-12, because="four points, closed form",
     )  # fmt: skip
     case, seen, true = worst([(f"b={b}", mse_distortion(3, b), 4.0**-b) for b in (1, 2, 3)])
     yield numerical(
-        what="D_mse of TurboQuant in space: one coordinate is uniform (Archimedes), so exactly 4^-b", ran_on="d = 3, b = 1..3",
+        what="D_mse of TurboQuant in space = 4^(−b) exactly, as one coordinate is uniform (Archimedes)", ran_on="d = 3, b = 1..3",
         role="control", observed=seen, predicted=true, tolerance=1e-12, because="equal cells, closed form", worst_case=case,
     )  # fmt: skip
     pi = (np.nextafter(np.pi, 3), np.nextafter(np.pi, 4))
     yield certified(
-        what="smallest counterexample with a density: the signs of a rotated plane vector, 1 - 8/pi^2 = .189 whatever the vector",
-        ran_on="d = 2, b = 1: codewords (+-2/pi, +-2/pi), Haar rotation", relation=">=",
+        what="smallest counterexample with a density: squared error of the signs of a rotated plane vector, 1 − 8/π² for every vector, ≥ 4^(−b)",
+        ran_on="d = 2, b = 1: codewords (±2/π, ±2/π), Haar rotation", relation=">=",
         observed=(np.nextafter(1 - 8 / pi[0] ** 2, 0), np.nextafter(1 - 8 / pi[1] ** 2, 1)), predicted=float(lower_bound(1)),
         note="in one dimension already b = 1 codes {-1, 1} without error",
     )  # fmt: skip
     # Random codebooks, their exact mean error: by symmetry the same for every x, so they refute the bound in any dimension.
     yield numerical(
-        what="instrument: random codes on S^2 have error 1 - (1 - 2/(N+1))^2", ran_on="d = 3, N = 64", role="control",
+        what="our value of the error of a random codebook on S² = its closed form 1 − (1 − 2/(N+1))²", ran_on="d = 3, N = 64", role="control",
         observed=random_code(3, 2), predicted=1 - (1 - 2 / 65) ** 2, tolerance=1e-9, because="trapezoidal rule on a smooth integrand",
     )  # fmt: skip
     for d, b in ((8, 3), (64, 4), (128, 5)):
         value = random_code(d, b)
         yield numerical(
-            what="expected error of a random codebook of 2^(bd) unit vectors, scaled, the same for every x", ran_on=f"d = {d}, b = {b}",
+            what="expected squared error of a random codebook of 2^(bd) scaled unit vectors, the same for every x, ≥ 4^(−b)", ran_on=f"d = {d}, b = {b}",
             observed=value, predicted=float(lower_bound(b)), relation=">=", tolerance=1e-6,
             because="quadrature agrees with the closed form at d = 3 to 1e-9", tightness=value / float(lower_bound(b)),
-            note="the paper's proof takes log2 of the sphere's area for a differential entropy in R^d, which is -infinity; its bound "
-            "d/(2 pi e) A_d^(2/d) would say D(0) >= 1.04 at d = 4 for a vector of length 1",
+            note="the paper's proof takes log2 of the sphere's area for a differential entropy in R^d, which is −∞; its bound "
+            "d/(2πe) A_d^(2/d) would say D(0) ≥ 1.04 at d = 4 for a vector of length 1",
         )  # fmt: skip
     from kvtheory.quantization import sphere_code_bound
 
     holds = [b for b in range(1, 9) if sphere_code_bound(128, b) >= 4.0**-b]
     yield exact(
-        what="bits per coordinate at which 4^-b is nevertheless a true lower bound at d = 128 (by the corrected bound)",
-        ran_on="d = 128, b = 1..8", role="assumption", observed=str(holds), predicted=str([1, 2, 3]), relation="=",
+        what="bits per coordinate at which 4^(−b) is nevertheless a true lower bound at d = 128 (by the corrected bound)",
+        ran_on="d = 128, b = 1..8", role="assumption", observed=" ".join(map(str, holds)), predicted="1 2 3", relation="=",
     )  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def lower_bound(context: Context, *, lower_bound: Any, mse_distortion: Any) -> I
     section="Theorem 3, corrected",
     statement=(
         "For any code of 2^(bd) codewords some unit vector suffers at least one minus the squared length of the centroid of a cap "
-        "holding 2^(-bd) of the sphere; this is above the exact distortion-rate function of the sphere, which lies between "
-        "4^(-bd/(d-1)) and 4^-b."
+        "holding 2^(−bd) of the sphere; this is above the exact distortion-rate function of the sphere, which lies between "
+        "4^(−bd/(d−1)) and 4^(−b)."
     ),
     formula="D ≥ 1 − m(2^(−bd))² ≥ D_sphere(b) ≥ 4^(−bd/(d−1)),  m(I_x(a,a)) = 1/₂F₁(1, 2a; a+1; x), a = (d−1)/2",
     expected=Verdict.HOLDS,
@@ -113,10 +113,10 @@ def lower_bound(context: Context, *, lower_bound: Any, mse_distortion: Any) -> I
         *systematic.scales("code_bound"),
         *systematic.scales("distortion_rate"),
         *systematic.scales("mse_distortion"),
-        Mutant("the paper's 4^-b", "code_bound", lambda true: lambda dim, bits: 4.0**-bits),
+        Mutant("the paper's 4^(−b)", "code_bound", lambda true: lambda dim, bits: 4.0**-bits),
         Mutant("d + 1 for d", "code_bound", lambda true: lambda dim, bits: true(dim + 1, bits * dim / (dim + 1))),
-        Mutant("the Gaussian 4^-b", "distortion_rate", lambda true: lambda dim, bits: 4.0**-bits),
-        Mutant("4^(-bd/(d-1)), its lower end", "distortion_rate", lambda true: _sandwich),
+        Mutant("the Gaussian 4^(−b)", "distortion_rate", lambda true: lambda dim, bits: 4.0**-bits),
+        Mutant("4^(−bd/(d−1)), its lower end", "distortion_rate", lambda true: _sandwich),
     ],
 )
 def sphere_lower_bound(
@@ -127,20 +127,20 @@ def sphere_lower_bound(
         + [(f"d=3, N={8**b}", code_bound(3, b), 2 / 8.0**b - 1 / 64.0**b) for b in (1, 2, 3)]
     )
     yield numerical(
-        what="the bound in closed form: equal arcs of the circle attain it; caps of S^2 have 2/N - 1/N^2", ran_on="d = 2, 3; b = 1..3",
-        observed=seen, predicted=true, tolerance=1e-9, because="1 - sinc^2 loses 1e-16/D, D >= 8e-4", worst_case=case,
+        what="the bound = its closed form: for the circle that of N equal arcs, which attain it; for S² 2/N − 1/N²", ran_on="d = 2, 3; b = 1..3",
+        observed=seen, predicted=true, tolerance=1e-9, because="1 − sinc² loses 1e-16/D, D ≥ 8e-4", worst_case=case,
     )  # fmt: skip
     yield numerical(
-        what="TurboQuant_mse attains the bound in the plane at 1 bit", ran_on="d = 2, b = 1", observed=mse_distortion(2, 1),
+        what="D_mse of TurboQuant in the plane at 1 bit = the bound", ran_on="d = 2, b = 1", observed=mse_distortion(2, 1),
         predicted=code_bound(2, 1), tolerance=1e-10, because="both closed forms, exact to 1e-12", tightness=1.0,
     )  # fmt: skip
     grid = [(d, b) for d in (2, 3, 4, 8, 16, 64, 128, 256) for b in range(1, 9)]
     visible = [(d, b) for d, b in grid if _sandwich(d, b) > 1e-6]
     case, seen, true = worst([(f"d={d}, b={b}", _bessel_rate(d, distortion_rate(d, b)), b) for d, b in visible])
     yield numerical(
-        what="rate of the von Mises-Fisher channel at the claimed distortion, by Bessel functions",
-        ran_on="d = 2..256, b = 1..8 where 4^(-bd/(d-1)) > 1e-6", observed=seen, predicted=true, tolerance=1e-8,
-        because="Bessel ratios lose 1e-15/D, D >= 1e-6, and root finding 1e-12", worst_case=case,
+        what="bits per coordinate of the von Mises-Fisher channel at the claimed distortion, by Bessel functions, = b",
+        ran_on="d = 2..256, b = 1..8 where 4^(−bd/(d−1)) > 1e-6", observed=seen, predicted=true, tolerance=1e-8,
+        because="Bessel ratios lose 1e-15/D, D ≥ 1e-6, and root finding 1e-12", worst_case=case,
     )  # fmt: skip
     angles = context.memo("angles", lambda: {(d, b): cap_angle(d, -d * b * np.log(2)) for d, b in grid})
     short = context.memo(
@@ -148,19 +148,19 @@ def sphere_lower_bound(
     )
     case, seen, true = worst([(f"d={d}, b={b}", code_bound(d, b), e * (2 - e)) for (d, b), e in short.items()])
     yield numerical(
-        what="the bound against caps integrated in the angle", ran_on="d = 2..256, b = 1..8", observed=seen, predicted=true,
+        what="the bound = its value from caps integrated in the angle", ran_on="d = 2..256, b = 1..8", observed=seen, predicted=true,
         tolerance=1e-9, because="Gauss-Legendre and root finding good to 1e-12; the probability goes down to 2^-2048", worst_case=case,
     )  # fmt: skip
     sphere = {key: distortion_rate(*key) for key in grid}
     code = {key: code_bound(*key) for key in grid}
     for what, low, high in (
-        ("4^(-bd/(d-1)) below the distortion-rate function", {(d, b): _sandwich(d, b) for d, b in grid}, sphere),
+        ("4^(−bd/(d−1)) ≤ the distortion-rate function", {(d, b): _sandwich(d, b) for d, b in grid}, sphere),
         (
-            "the distortion-rate function below the Gaussian 4^-b: the paper's inequality points the other way",
+            "the distortion-rate function ≤ the Gaussian 4^(−b): the paper's inequality points the other way",
             sphere,
             {k: 4.0 ** -k[1] for k in grid},
         ),
-        ("the distortion-rate function below the bound for single vectors", sphere, code),
+        ("the distortion-rate function ≤ the bound for single vectors", sphere, code),
     ):
         case, seen, bound = highest([(f"d={d}, b={b}", low[d, b], high[d, b]) for d, b in grid])
         yield numerical(
@@ -170,24 +170,24 @@ def sphere_lower_bound(
     own = context.memo("own", lambda: {(d, b): optimal_distortion(d, b) for d in (4, 128) for b in (2, 4)})
     case, seen, true = worst([(f"d={d}, b={b}", mse_distortion(d, b), value) for (d, b), value in own.items()])
     yield numerical(
-        what="D_mse of TurboQuant in incomplete beta functions", ran_on="d = 4, 128; b = 2, 4", role="control", observed=seen,
+        what="D_mse of TurboQuant = its value in incomplete beta functions", ran_on="d = 4, 128; b = 2, 4", role="control", observed=seen,
         predicted=true, tolerance=1e-9, because="both exact to 1e-11", worst_case=case,
     )  # fmt: skip
     case, bound, seen = highest([(f"d={d}, b={b}", code[d, b], mse_distortion(d, b)) for d, b in grid if b <= 4])
     yield numerical(
-        what="TurboQuant_mse above the bound for single vectors", ran_on="d = 2..256, b = 1..4", observed=seen, predicted=bound,
+        what="D_mse of TurboQuant ≥ the bound for single vectors, where it comes nearest", ran_on="d = 2..256, b = 1..4", observed=seen, predicted=bound,
         relation=">=", tolerance=1e-9, because="both exact to 1e-10; equal at d = 2, b = 1", tightness=seen / bound, worst_case=case,
         note=f"at d = 128, b = 4 TurboQuant is at {mse_distortion(128, 4) / code[128, 4]:.3f} times the bound",
     )  # fmt: skip
     pairs = [(f"d={d}, b={b}", random_code(d, b), code[d, b]) for d, b in grid if d * b <= 900 and d >= 8]
     case, seen, bound = min(pairs, key=lambda row: row[1] / row[2])
     yield numerical(
-        what="random codes above the bound, and how near they come", ran_on="d = 8..256, b = 1..8", observed=seen, predicted=bound,
+        what="squared error of a random codebook ≥ the bound, where it comes nearest", ran_on="d = 8..256, b = 1..8", observed=seen, predicted=bound,
         relation=">=", tolerance=1e-6, because="quadrature", tightness=seen / bound, worst_case=case,
     )  # fmt: skip
     near = random_code(128, 4) / code[128, 4]
     yield numerical(
-        what="at d = 128, b = 4 a random code is within 1 % of the bound: the optimum is known to that", ran_on="d = 128, b = 4",
+        what="squared error of a random codebook over the bound ≤ 1.01: the optimum is known to 1 %", ran_on="d = 128, b = 4",
         observed=near, predicted=1.01, relation="<=", tolerance=0.0, because="quadrature", tightness=near,
     )  # fmt: skip
     where = "d = 2..256, b = 1..8, 600 caps for each"
@@ -199,7 +199,7 @@ def sphere_lower_bound(
     starts = context.size(10, 100)
     found = context.memo("codes", lambda: _best_code_on_s2(8, starts, context.rng("codes")))
     yield search(
-        what="least error of eight codewords on S^2 found by k-means, over the bound", ran_on="d = 3, b = 1, 4000 points of the sphere",
+        what="least squared error of eight codewords on S² found by k-means, over the bound, ≥ 1", ran_on="d = 3, b = 1, 4000 points of the sphere",
         worst=found / code_bound(3, 1), bound=1.0, relation=">=", tries=starts, optimiser="k-means from random starts",
     )  # fmt: skip
 
@@ -256,11 +256,14 @@ def _tangent(grid: list[tuple[int, int]]) -> Iterator[tuple[str, float, float, s
     rounding = "four cap integrals good to 1e-13"
     for what, rows in (
         (
-            "unequal cells do not help: 1 - m(p)^2 is not below what the tangent of p m(p)^2 at 2^-bd leaves, largest ratio",
+            "unequal cells do not help: what the tangent of p m(p)² at 2^(−bd) leaves, over 1 − m(p)², largest ratio ≤ 1",
             excess,
         ),
-        ("step 2, below its tangent up to p = 1/2 since concave: (m - t) sqrt(d-1) / sin v, largest", concave),
-        ("step 3, below its tangent at 1/2: sin^(2(d-1)) v / (4 p (1-p)), largest", halves),
+        (
+            "step 2 of its proof, p m(p)² below its tangent up to p = 1/2 as it is concave: (m − t) √(d−1) / sin v ≤ 1, largest",
+            concave,
+        ),
+        ("step 3 of its proof, p m(p)² below its tangent at 1/2: sin^(2(d−1)) v / (4 p (1−p)) ≤ 1, largest", halves),
     ):
         case, seen, bound = highest(rows)
         yield what, seen, bound, rounding, case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,10 @@ from proofs_checks.quantizers.instruments import (
 
 PAPER = "2504.19874"
 DIMS = (64, 80, 96, 128, 256)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _uniform_quantiser(true: Callable[..., Quantizer]) -> Callable[..., Quantizer]:
@@ -70,7 +74,7 @@ def _thousandth_off(true: Callable[..., Quantizer]) -> Callable[..., Quantizer]:
     mutants=[
         *systematic.scales("mse_distortion"),
         *systematic.dimension("mse_distortion", lambda arguments: arguments["dim"]),
-        Mutant("exponent (d-2)/2 in the density", "law", lambda true: lambda dim: true(dim + 1)),
+        Mutant("exponent (d−2)/2 in the density", "law", lambda true: lambda dim: true(dim + 1)),
         Mutant("N(0, 1/d) for the Beta law", "law", lambda true: lambda dim: Gaussian(sigma=dim**-0.5)),
         Mutant("Gaussian limit for every d", "mse_distortion", lambda true: lambda dim, bits: true(1 << 14, bits)),
         Mutant("uniform quantiser", "lloyd_max", _uniform_quantiser),
@@ -79,12 +83,12 @@ def _thousandth_off(true: Callable[..., Quantizer]) -> Callable[..., Quantizer]:
     figure="turboquant-distortion",
 )
 def turboquant_mse(context: Context, *, mse_distortion: Any, law: Any, lloyd_max: Any) -> Iterator[Evidence | Picture]:
-    rounding = "2^b terms of size 1/d summed against D/d >= .009/d in float64: below 1e-12, and incomplete beta functions to 1e-14"
+    rounding = "2^b terms of size 1/d summed against D/d ≥ .009/d in float64: below 1e-12, and incomplete beta functions to 1e-14"
     # E|x| = Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))
     mean = {d: np.exp(special.gammaln(d / 2) - special.gammaln((d + 1) / 2)) / np.sqrt(np.pi) for d in DIMS}
     case, seen, true = worst([(f"d={d}", mse_distortion(d, 1), 1 - d * mean[d] ** 2) for d in DIMS])
     yield numerical(
-        what="1 bit: D_mse against 1 - d (E|x|)^2 in gamma functions", ran_on=f"d = {DIMS}", observed=seen, predicted=true,
+        what="1 bit: D_mse = 1 − d (E|x|)² in gamma functions", ran_on=f"d = {_listed(DIMS)}", observed=seen, predicted=true,
         tolerance=1e-10, because=rounding, worst_case=case,
     )  # fmt: skip
 
@@ -92,14 +96,14 @@ def turboquant_mse(context: Context, *, mse_distortion: Any, law: Any, lloyd_max
     closed = {key: beta_distortion(key[0], c) for key, c in points.items()}
     case, seen, true = worst([(f"d={d}, b={b}", mse_distortion(d, b), closed[d, b][0]) for d, b in points])
     yield numerical(
-        what="D_mse against the Lloyd-Max quantiser's distortion in incomplete beta functions", ran_on=f"d = {DIMS}, b = 1..4",
+        what="D_mse = d times the Lloyd-Max quantiser's distortion in incomplete beta functions", ran_on=f"d = {_listed(DIMS)}, b = 1..4",
         observed=seen, predicted=true, tolerance=1e-9, because=rounding, worst_case=case,
     )  # fmt: skip
     off, case = max((resid, f"d={d}, b={b}") for (d, b), (_, resid) in closed.items())
     yield numerical(
         what="largest distance of a point from its cell's centroid, in standard deviations: stationary, hence optimal (log-concave f)",
-        ran_on=f"d = {DIMS}, b = 1..4", observed=off, predicted=1e-10, relation="<=", tolerance=0.0,
-        because="a centroid is a quotient of differences of order 1e-16 and cells of mass >= 1e-3", worst_case=case,
+        ran_on=f"d = {_listed(DIMS)}, b = 1..4", observed=off, predicted=1e-10, relation="<=", tolerance=0.0,
+        because="a centroid is a quotient of differences of order 1e-16 and cells of mass ≥ 1e-3", worst_case=case,
     )  # fmt: skip
     case, seen, true = worst(
         [
@@ -109,7 +113,7 @@ def turboquant_mse(context: Context, *, mse_distortion: Any, law: Any, lloyd_max
         ]
     )
     yield numerical(
-        what="D_mse against adaptive quadrature of the printed density", ran_on="d = 64, 128; b = 1..4", observed=seen, predicted=true,
+        what="D_mse = its value by adaptive quadrature of the printed density", ran_on="d = 64, 128; b = 1..4", observed=seen, predicted=true,
         tolerance=1e-9, because="quad asked for 1e-11 in each cell", worst_case=case,
     )  # fmt: skip
     starts = context.size(3, 20)
@@ -123,10 +127,10 @@ def turboquant_mse(context: Context, *, mse_distortion: Any, law: Any, lloyd_max
     for what, values, digits, note in (
         (
             "D_mse at d = 128 is .3609 .1160 .0340 .0093", {b: mse_distortion(128, b) for b in PRINTED_BITS},
-            ("0.3609", "0.1160", "0.0340", "0.0093"), "theory.md section 4, measured there with other code",
+            ("0.3609", "0.1160", "0.0340", "0.0093"), "the four figures were computed once with other code",
         ),
         (
-            "the same method for N(0, 1) gives Max (1960), Table I, .3634 .1175 .0345 .0095", limit,
+            "D_mse computed alike for N(0, 1) is that of Max (1960), Table I, .3634 .1175 .0345 .0095", limit,
             ("0.3634", "0.1175", "0.0345", "0.0095"),
             f"16 points: {limit[4]:.6f}; Max prints .009497, a little less than the least there is",
         ),
@@ -147,7 +151,7 @@ def turboquant_mse(context: Context, *, mse_distortion: Any, law: Any, lloyd_max
         unit = normal / np.linalg.norm(normal, axis=1, keepdims=True)  # Pi e_1: the first column of a Haar rotation
         errors = errors_of(unit, lloyd_max(law(128), 2**b).points)
         yield statistical(
-            what="measured error of x = e_1 under random rotations against D_mse", ran_on=f"d = 128, b = {b}, {rows} rotations",
+            what="measured squared error of x = e_1 under random rotations = D_mse, within 1 %", ran_on=f"d = 128, b = {b}, {rows} rotations",
             interval=mean_interval(errors, level), predicted=mse_distortion(128, b), margin=0.01,
         )  # fmt: skip
     yield from _real_keys(context, level, mse_distortion, lambda d, b: lloyd_max(law(d), 2**b).points)
@@ -175,7 +179,7 @@ def _real_keys(context: Context, level: float, mse_distortion: Any, points: Any)
     for b in context.size((1, 2), PRINTED_BITS):
         errors = errors_of(rotated.reshape(-1, dim), points(dim, b)).reshape(count, len(rows)).mean(axis=1)
         yield statistical(
-            what="measured error of real keys, normalised, under random rotations against D_mse",
+            what="measured squared error of real keys, normalised, under random rotations = D_mse, within 1 %",
             ran_on=f"{len(rows)} keys of {chosen[0][0]} to {chosen[-1][0]}, d = {dim}, b = {b}, {count} rotations",
             interval=mean_interval(errors, level), predicted=mse_distortion(dim, b), margin=0.01,
         )  # fmt: skip
@@ -189,7 +193,7 @@ BOUND_DIMS = (2, 3, 4, 8, 64, 80, 96, 128, 256)
     paper=PAPER,
     section="Theorem 1",
     statement=(
-        "The distortion of TurboQuant_mse is at most sqrt(3) pi/2 times 4^-b for every dimension and every b, and the constant is "
+        "The distortion of TurboQuant_mse is at most √3 π/2 times 4^(−b) for every dimension and every b, and the constant is "
         "the best possible: it is Panter and Dite's, and D_mse 4^b rises to it as d and b grow."
     ),
     formula="D_mse ≤ (√3 π/2) 4^(−b);  sup over d, b of D_mse 4^b = (1/12) (∫ φ^(1/3))³ = √3 π/2 = 2.7207",
@@ -203,9 +207,9 @@ BOUND_DIMS = (2, 3, 4, 8, 64, 80, 96, 128, 256)
     mutants=[
         *systematic.scales("mse_bound"),
         *systematic.scales("gaussian_distortion"),
-        Mutant("the misprint sqrt(3 pi)/2 = 1.535", "mse_bound", lambda true: lambda bits: true(bits) / np.sqrt(np.pi)),
-        Mutant("the misprint 3 pi/2 = 4.712", "mse_bound", lambda true: lambda bits: true(bits) * np.sqrt(3.0)),
-        Mutant("2^-b for 4^-b", "mse_bound", lambda true: lambda bits: true(np.asarray(bits) / 2)),
+        Mutant("the misprint √(3π)/2 = 1.535", "mse_bound", lambda true: lambda bits: true(bits) / np.sqrt(np.pi)),
+        Mutant("the misprint 3π/2 = 4.712", "mse_bound", lambda true: lambda bits: true(bits) * np.sqrt(3.0)),
+        Mutant("2^(−b) for 4^(−b)", "mse_bound", lambda true: lambda bits: true(np.asarray(bits) / 2)),
         Mutant("the Gaussian constant for every d", "limit_constant", lambda true: lambda dim: np.sqrt(3) * np.pi / 2),
         Mutant("d + 1 for d in the finite-d constant", "limit_constant", lambda true: lambda dim: true(dim + 1)),
     ],
@@ -217,7 +221,7 @@ def turboquant_mse_bound(
     constant = normal_constant()
     case, seen, true = worst([(f"b={b}", float(mse_bound(b)) * 4.0**b, constant) for b in range(11)])
     yield numerical(
-        what="constant of the bound against Panter and Dite's integral for the normal law", ran_on="b = 0..10, quadrature",
+        what="constant of the bound = Panter and Dite's integral for the normal law", ran_on="b = 0..10, quadrature",
         observed=seen, predicted=true, tolerance=1e-10, because="quad asked for 1e-12", worst_case=case,
     )  # fmt: skip
 
@@ -225,7 +229,7 @@ def turboquant_mse_bound(
         [(f"d={d}", float(limit_constant(d)), _third_root_constant(d)) for d in (3, 4, 8, 64, 128, 256)]
     )
     yield numerical(
-        what="constant at finite d against d/12 (int f^(1/3))^3 by quadrature", ran_on="d = 3..256", observed=seen, predicted=true,
+        what="constant at finite d = d/12 (∫ f^(1/3))³ by quadrature", ran_on="d = 3..256", observed=seen, predicted=true,
         tolerance=1e-8, because="quad asked for 1e-12, an algebraic endpoint at d = 4", worst_case=case,
     )  # fmt: skip
 
@@ -233,7 +237,7 @@ def turboquant_mse_bound(
     gaussian = np.array([gaussian_distortion(b) * 4.0**b for b in range(top + 1)])
     limit, left = richardson(gaussian)
     yield numerical(
-        what="limit of D 4^b for the normal law against the constant: the bound is tight", ran_on=f"b = {top - 2}..{top}, Richardson",
+        what="limit of D 4^b for the normal law = the constant of the bound, which is therefore the best possible", ran_on=f"b = {top - 2}..{top}, Richardson",
         observed=limit, predicted=float(mse_bound(top)) * 4.0**top, tolerance=2 * left / limit,
         because="twice the last change of the extrapolated value", tightness=float(gaussian[-1] / limit),
     )  # fmt: skip
@@ -242,14 +246,14 @@ def turboquant_mse_bound(
     exact_d = {(d, b): mse_distortion(d, b) for d in BOUND_DIMS for b in bits}
     case, seen, bound = highest([(f"d={d}, b={b}", value, float(mse_bound(b))) for (d, b), value in exact_d.items()])
     yield numerical(
-        what="largest D_mse over its bound", ran_on=f"d = {BOUND_DIMS}, b = 0..8", observed=seen, predicted=bound, relation="<=",
+        what="D_mse ≤ its bound, where it comes nearest", ran_on=f"d = {_listed(BOUND_DIMS)}, b = 0..8", observed=seen, predicted=bound, relation="<=",
         tolerance=0.0, because="D_mse is exact to 1e-12", tightness=seen / bound, worst_case=case,
     )  # fmt: skip
     rise = min((exact_d[d, b + 1] / exact_d[d, b] * 4, f"d={d}, b={b}") for d, b in exact_d if d >= 4 and b < 8)
     rise = min(rise, *((gaussian[b + 1] / gaussian[b], f"normal, b={b}") for b in range(top)))
     yield numerical(
-        what="D_mse 4^b rises with b, smallest ratio of neighbours (d >= 4): this is what makes the limit a bound",
-        ran_on=f"d = {[d for d in BOUND_DIMS if d >= 4]}, b = 0..8, and the normal law, b = 0..{top}", observed=float(rise[0]),
+        what="D_mse 4^b rises with b, smallest ratio of neighbours (d ≥ 4): this is what makes the limit a bound",
+        ran_on=f"d = {_listed(d for d in BOUND_DIMS if d >= 4)}, b = 0..8, and the normal law, b = 0..{top}", observed=float(rise[0]),
         predicted=1.0, relation=">", tolerance=1e-9, because="D_mse is exact to 1e-12", worst_case=rise[1],
         note="the paper applies the high-rate formula as a bound for b > 4, which by itself it is not; at d = 2 D_mse 4^b falls to "
         ".597, at d = 3 it is 1 for every b",
@@ -258,13 +262,13 @@ def turboquant_mse_bound(
         (exact_d[e, b] / exact_d[d, b], f"d={d} to {e}, b={b}") for d, e in pairwise(BOUND_DIMS) for b in range(1, 9)
     )
     yield numerical(
-        what="D_mse rises with d, smallest ratio of neighbours", ran_on=f"d = {BOUND_DIMS}, b = 1..8", observed=grow[0], predicted=1.0,
+        what="D_mse rises with d, smallest ratio of neighbours", ran_on=f"d = {_listed(BOUND_DIMS)}, b = 1..8", observed=grow[0], predicted=1.0,
         relation=">", tolerance=1e-9, because="D_mse is exact to 1e-12", worst_case=grow[1],
     )  # fmt: skip
     for d in (3, 64, 128):
         limit, left = richardson(np.array([exact_d[d, b] * 4.0**b for b in (6, 7, 8)]))
         yield numerical(
-            what="at finite d the limit of D_mse 4^b is d/12 (int f^(1/3))^3, below the Gaussian constant",
+            what="at finite d the limit of D_mse 4^b is d/12 (∫ f^(1/3))³, below the Gaussian constant",
             ran_on=f"d = {d}, b = 6..8, Richardson", observed=limit, predicted=float(limit_constant(d)),
             tolerance=max(2 * left / limit, 1e-9), because="twice the last change of the extrapolated value",
         )  # fmt: skip
@@ -272,7 +276,7 @@ def turboquant_mse_bound(
         [(f"d={d}, b={b}", v, limit_constant(d) / 4.0**b) for (d, b), v in exact_d.items() if d >= 3]
     )
     yield numerical(
-        what="sharper: largest D_mse over the bound with the constant of its own d", ran_on="d >= 3, b = 0..8", observed=seen,
+        what="D_mse ≤ the sharper bound with the constant of its own d, where it comes nearest", ran_on="d ≥ 3, b = 0..8", observed=seen,
         predicted=bound, relation="<=", tolerance=1e-9, because="equality at d = 3, where f is uniform", tightness=seen / bound,
         worst_case=case, note="for d = 2 the constant .597 is approached from above, so it bounds nothing",
     )  # fmt: skip

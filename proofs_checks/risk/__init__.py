@@ -1,4 +1,6 @@
-"""Claims of "The risk of KV cache compression" (arXiv 2607.01520), with the response profile of theory C-D1 unless one says C-D3.
+"""Claims of "The risk of KV cache compression" (arXiv 2607.01520), on the centred response profile unless one says augmented.
+
+    centred    Γ(q)  = (e_q(k)/Z_P(q)) (v − A_P(q))                        augmented  Γ⁺(q) = (e_q(k)/Z_P(q)) (v, c) − (A_P(q), c)
 
 The paper's own definition of the profile could not be established, so every claim says which of the two it is about.
 """

@@ -1,4 +1,4 @@
-"""C-T2 and C-T2': what balanced walks cost. The spectral walk's bound is proved; the plain cube walk's constant grows with m."""
+"""What balanced walks cost. The spectral walk's bound is proved; the plain cube walk's constant grows with m."""
 
 from __future__ import annotations
 
@@ -188,16 +188,17 @@ def _tail_control(context: Context, spectrum: Function, group: str, ones: list[O
         return Compared(one, s.tail(m), tail, one.n * tolerance)
 
     return worst_equality(
-        f"spectrum's tail_{m} against the eigenvalues of the profiles' Gram matrix from attention", group, map(compare, ones),
+        f"tail_{m}(Σ) by the function = that of the profiles' Gram matrix, computed from attention outputs alone", group, map(compare, ones),
         "n eigenvalues, each moved by the rounding of the Gram matrix: " + SQUARE_BECAUSE, role="control",
     )  # fmt: skip
 
 
 @claim(
-    id="risk/spectral-bound", paper="2607.01520", section="Section 4.3 (query-aware upper bound), made constructive; theory C-T2'",
-    statement="There is a walk that keeps at most K tokens of any cache, is unbiased, makes no error in the m leading directions of Σ, "
-    "and has mean linear risk at most 2 tail_m(Σ)/(K − 2m), with the centred profile (C-D1); taking the better end of each step it "
-    "stays below that surely. m = K/3 gives the paper's rate, 6 tail_{K/3}/K.",
+    id="risk/spectral-bound", paper="2607.01520", section="Section 4.3 (query-aware upper bound), made constructive, under our reading of the profile",
+    statement="There is a random walk on the tokens' weights that keeps at most K tokens of any cache, is unbiased, makes no error in the m "
+    "leading directions of Σ, and has mean linear risk E ‖∫ Γ_P dP̂‖² at most 2 tail_m(Σ)/(K − 2m): with the centred profile "
+    "Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)), Σ = E_P Γ⊗Γ and tail_m(Σ) the sum of all eigenvalues but the m largest. Taking the better end of each "
+    "step (the derandomised walk) it stays below that with certainty. m = K/3 gives the paper's rate, 6 tail_{K/3}/K.",
     formula="E ‖∫ Γ_P dP̂‖² ≤ 2 Σᵢ rᵢ² πᵢ(1 − πᵢ)/K′² ≤ 2 tail_m(Σ)/(K − 2m),   K′ = K − 2m, π = K′p, r = ‖Π⊥Γ‖",
     expected=Verdict.HOLDS,
     functions={
@@ -209,7 +210,7 @@ def _tail_control(context: Context, spectrum: Function, group: str, ones: list[O
     mutants=[
         *systematic.scales("spectral_bound"),
         *systematic.square_dropped("spectral_bound"),
-        Mutant("K - m for K - 2m", "spectral_bound", lambda true: lambda s, K, m=None: true(s, K, m) * (K - 2 * m) / (K - m)),
+        Mutant("K − m for K − 2m", "spectral_bound", lambda true: lambda s, K, m=None: true(s, K, m) * (K - 2 * m) / (K - m)),
         Mutant("tail beyond 2m", "spectral_bound", lambda true: lambda s, K, m=None: 2 * s.tail(2 * m) / (K - 2 * m)),
         Mutant("tail_{K/3}/K, constant 1", "spectral_bound", lambda true: lambda s, K, m=None: s.tail(K // 3) / K),
         *systematic.scales("spectrum", fields=("eigenvalues",)),
@@ -242,13 +243,13 @@ def spectral_bound(
         K, whole = pairs + 2 * m, pairs
         index, weight = sample(one.v, K, "spectral", m, seed=context.seed)
         where = f"{pairs} opposed pairs, m = {m}, K = {K}, seed {context.seed}"
-        yield exact(what="tokens kept", ran_on=where, observed=len(index), predicted=K, relation="<=")
+        yield exact(what="tokens kept ≤ K", ran_on=where, observed=len(index), predicted=K, relation="<=")
         w = dense(one.n, index, weight)
         left = 2 * float((w * whole * (1 - w * whole)).sum())  # r_i = 1
         error = _flat_risk(one, w) * whole**2
         bound = spectral_bound(spectrum(one.q, one.k, one.v, None, one.scale), K, m) * whole**2
         yield numerical(
-            what="‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) of one path against the bound 2 Σ rᵢ² πᵢ(1 − πᵢ), which it must equal",
+            what="at the end of one path, ‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) = the bound 2 Σ rᵢ² πᵢ(1 − πᵢ): here every path attains it",
             ran_on=where, observed=error + left,
             predicted=bound * (1 - whole / one.n), tolerance=_EXACT_WALK, because=_WALK_BECAUSE,
             tightness=error / bound,
@@ -261,7 +262,7 @@ def spectral_bound(
         w = dense(one.n, *sample(one.v, K, "spectral", m, seed=context.seed))
         bound = spectral_bound(spectrum(one.q, one.k, one.v, None, one.scale), K, m)
         yield numerical(
-            what="risk of one path against the bound, on the plain walk's worst case",
+            what="linear risk of one path ≤ 2 tail_m/(K − 2m), on the cache where the plain cube walk is worst",
             ran_on=f"coherent blocks, m = {m}, n = {one.n}, K = {K}", observed=_flat_risk(one, w), predicted=bound, relation="<=",
             tolerance=_EXACT_WALK, because=_WALK_BECAUSE, tightness=_flat_risk(one, w) / bound,
         )  # fmt: skip
@@ -295,16 +296,18 @@ def spectral_bound(
         means = {one.label: float(r.mean()) for one, r in zip(ones, ratios)}
         worst = max(means, key=lambda label: means[label])
         yield statistical(
-            what="mean over the heads of linear risk / 2 Σ rᵢ² πᵢ(1 − πᵢ)/K′², random walk",
+            what="linear risk of the random walk over 2 Σ rᵢ² πᵢ(1 − πᵢ)/K′², mean of the heads, ≤ 1",
             ran_on=f"{group}; n = {n}, K = {K}, m = {m}, {draws} walks a head",
             interval=mean_interval(np.mean(ratios, axis=0), 1 - context.alpha(len(heads) + 1)), predicted=1.0, relation="<=",
             tightness=means[worst], worst_case=f"{worst}: {means[worst]:.3f}", details={"mean ratio": means},
             note=f"t interval of {draws} means over heads at a level near 1e-5: rests on their being near normal; exactly, on 7 tokens, above",
         )  # fmt: skip
     everything = f"all heads of the groups above, {draws} walks each"
-    yield exact(what="tokens kept beyond K, most", ran_on=everything, observed=most, predicted=0, relation="<=")
+    yield exact(
+        what="largest number of tokens kept beyond K", ran_on=everything, observed=most, predicted=0, relation="<="
+    )
     yield numerical(
-        what="largest squared error in the m leading directions over tr Σ", ran_on=everything, observed=leading_error,
+        what="largest squared error in the m leading directions, over tr Σ: 0 but for rounding", ran_on=everything, observed=leading_error,
         predicted=_EXACT_WALK**2, relation="<=", tolerance=0.0, because=_WALK_BECAUSE,
     )  # fmt: skip
     yield from _pictures(context, heads)
@@ -336,18 +339,22 @@ def _enumerated(
             ratios[f"{one.label}, m = {m}"] = (second / middle, middle / bound)
     ran_on = f"synthetic heads ({', '.join(dict.fromkeys(label.split(',')[0] for label in ratios))}), n = {n}, K′ = {whole}, m = 0 with uniform and m = 1 with uneven P, all {paths} paths"
     yield numerical(
-        what="mean weight of a token over all paths, largest relative distance from its probability", ran_on=ran_on, observed=off,
+        what="mean weight of a token over all paths = its probability: largest relative difference", ran_on=ran_on, observed=off,
         predicted=1e-12, relation="<=", tolerance=0.0, because="some 10 steps, each rounded at eps over the least probability",
     )  # fmt: skip
     yield exact(
-        what="tokens kept beyond K on any path, most", ran_on=ran_on, observed=beyond, predicted=0, relation="<="
+        what="largest number of tokens kept beyond K on any path",
+        ran_on=ran_on,
+        observed=beyond,
+        predicted=0,
+        relation="<=",
     )
     for i, what in enumerate(
         ("E‖∫ Γ dP̂‖² over 2 Σ rᵢ² πᵢ(1 − πᵢ)/K′²", "2 Σ rᵢ² πᵢ(1 − πᵢ)/K′² over 2 tail_m/(K − 2m)")
     ):
         worst = max(ratios, key=lambda label: ratios[label][i])
         yield numerical(
-            what=f"{what}, largest", ran_on=ran_on, observed=ratios[worst][i], predicted=1.0, relation="<=", tolerance=_EXACT_WALK,
+            what=f"{what}, largest of the heads, ≤ 1", ran_on=ran_on, observed=ratios[worst][i], predicted=1.0, relation="<=", tolerance=_EXACT_WALK,
             because=_WALK_BECAUSE, worst_case=worst, tightness=ratios[worst][i], details={"ratio": {k: r[i] for k, r in ratios.items()}},
         )  # fmt: skip
 
@@ -366,7 +373,7 @@ def _better_end(context: Context, sample: Function) -> Evidence:
         phis.append(float((w @ x) ** 2 + 2 * (r**2 @ (w * (1 - w)))))
     first = float((r**2).sum()) / 2
     return numerical(
-        what="‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) of the derandomised walk against its first value, largest", ran_on=f"{pairs} pairs in one direction, "
+        what="‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) where the derandomised walk ends ≤ where it started, largest over seeds", ran_on=f"{pairs} pairs in one direction, "
         f"r = 3 and 1 in turn, K = {pairs}, m = 0, {seeds} seeds", observed=max(phis), predicted=first, relation="<=", tolerance=_EXACT_WALK,
         because=_WALK_BECAUSE, tightness=max(phis) / first, note="a random walk exceeds it with about one seed in three",
     )  # fmt: skip
@@ -381,7 +388,7 @@ def _unbiased(context: Context, sample: Function) -> Evidence:
     intervals = [mean_interval(n * column, level) for column in w.T]
     worst = max(range(n), key=lambda i: max(intervals[i].high - 1, 1 - intervals[i].low))
     return statistical(
-        what="mean weight of a token over 1/n, balancing.sample's own coin, the token whose interval reaches furthest",
+        what="mean weight of a token over 1/n, walks of kvtheory.balancing.sample: 1 within 50 %, for the token whose interval reaches furthest",
         ran_on=f"{draws} walks, n = {n}, K = 3, m = 0", interval=intervals[worst], predicted=1.0, margin=0.5, worst_case=f"token {worst}",
         note="half way to a token that is never kept; the walk itself is followed along every path above",
     )  # fmt: skip
@@ -412,24 +419,24 @@ def _derandomised_walks(
         risks.append(Compared(one, mean, bound, square_tolerance(one, _uniform(one), mean, bound) + _EXACT_WALK))
     where = f"K = {K}, m = {m}"
     yield exact(
-        what=f"tokens kept by the derandomised walk, most, {where}",
+        what=f"largest number of tokens that the derandomised walk keeps ≤ K, {where}",
         ran_on=group,
         observed=kept,
         predicted=K,
         relation="<=",
     )
     yield numerical(
-        what=f"squared error of the derandomised walk in the m leading directions over tr Σ, largest, {where}", ran_on=group,
+        what=f"largest squared error of the derandomised walk in the m leading directions, over tr Σ: 0 but for rounding, {where}", ran_on=group,
         observed=leading, predicted=_EXACT_WALK**2, relation="<=", tolerance=0.0, because=_WALK_BECAUSE,
     )  # fmt: skip
     for what, compared, because in (
         (
-            f"‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) of the derandomised walk against its first value, {where}",
+            f"‖error‖² + 2 Σ rᵢ² wᵢ(1 − wᵢ) where the derandomised walk ends ≤ where it started, {where}",
             phis,
             _WALK_BECAUSE,
         ),
         (
-            f"risk of the derandomised walk against 2 Σ rᵢ² πᵢ(1 − πᵢ)/K′², {where}",
+            f"linear risk of the derandomised walk ≤ 2 Σ rᵢ² πᵢ(1 − πᵢ)/K′², {where}",
             risks,
             f"{SQUARE_BECAUSE}; {_WALK_BECAUSE}",
         ),
@@ -439,10 +446,10 @@ def _derandomised_walks(
 
 
 @claim(
-    id="risk/plain-cube-bound", paper="kvtheory", section="theory C-T2",
-    statement="Balancing the m leading directions by the plain cube walk (Deville and Tillé) leaves a mean linear risk of at most "
-    "tail_m(Σ)/(K − m), with the centred profile (C-D1). The paper does not say so: it is what one would hope for when building its "
-    "query-aware rate from that walk. It is false: on blocks of m + 2 tokens whose tail profiles add up the risk is (m + 2)/2 times "
+    id="risk/plain-cube-bound", paper="kvtheory", section="what the query-aware rate of arXiv 2607.01520, Section 4.3, would need of the plain cube walk; the paper does not state it",
+    statement="Balancing the m leading directions by the plain cube walk (Deville and Tillé) leaves a mean linear risk E ‖∫ Γ_P dP̂‖² of at most "
+    "tail_m(Σ)/(K − m), with the centred profile Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)), Σ = E_P Γ⊗Γ and tail_m(Σ) the sum of all eigenvalues but "
+    "the m largest. The paper does not say so: it is what one would hope for when building its query-aware rate from that walk. It is false: on blocks of m + 2 tokens whose tail profiles add up the risk is (m + 2)/2 times "
     "that, on every path. What is proved, (m + 2) tail_m/(K − m), is no rate.",
     formula="E ‖∫ Γ_P dP̂‖² ≤ tail_m(Σ)/(K − m);   attained: (m + 2) Σᵢ rᵢ² πᵢ(1 − πᵢ)/K′²,   K′ = K − m",
     expected=Verdict.FAILS,
@@ -450,7 +457,7 @@ def _derandomised_walks(
     mutants=[
         *systematic.scales("cube_bound"),
         Mutant("constant m + 1", "cube_bound", lambda true: lambda s, K, m: true(s, K, m) * (m + 1) / (m + 2)),
-        Mutant("K for K - m", "cube_bound", lambda true: lambda s, K, m: true(s, K, m) * (K - m) / K),
+        Mutant("K for K − m", "cube_bound", lambda true: lambda s, K, m: true(s, K, m) * (K - m) / K),
         *systematic.scales("spectrum", fields=("eigenvalues",)),
         Mutant("smallest eigenvalues left out of the tail", "spectrum", _ascending),
         Mutant("augmented profile for the centred one", "spectrum", _augmented),
@@ -472,7 +479,7 @@ def plain_cube_bound(
         w = dense(one.n, *sample(one.v, half + m, "cube", m, seed=context.seed))
         measured[m] = (one, _flat_risk(one, w), s.tail(m) / half)
         yield numerical(
-            what="risk of one path, against the constant m + 2 times Σ rᵢ² πᵢ(1 − πᵢ)/K′²",
+            what="linear risk of one path = (m + 2) Σ rᵢ² πᵢ(1 − πᵢ)/K′²",
             ran_on=f"coherent blocks, m = {m}, n = {one.n}, K′ = {half}", observed=measured[m][1],
             predicted=cube_bound(s, half + m, m) * (1 - half / one.n), tolerance=_EXACT_WALK, because=_WALK_BECAUSE, role="control",
         )  # fmt: skip
@@ -481,7 +488,7 @@ def plain_cube_bound(
         yield _tail_control(context, spectrum, group, ones, ones[0].n // 3 // 3)
     for m, (one, found, rate) in measured.items():
         yield numerical(
-            what="risk of one path against tail_m/(K − m)", ran_on=f"coherent blocks, m = {m}, n = {one.n}", observed=found,
+            what="linear risk of one path ≤ tail_m/(K − m)", ran_on=f"coherent blocks, m = {m}, n = {one.n}", observed=found,
             predicted=rate, relation="<=", tolerance=_EXACT_WALK, because=_WALK_BECAUSE, tightness=found / rate,
             note="smallest counterexample of this family: m = 2, 4 tokens a block" if m == 2 else None,
         )  # fmt: skip
@@ -493,7 +500,7 @@ def plain_cube_bound(
         _flat_risk(one, dense(one.n, *shuffled(one.v, one.n // 2 + 6, "cube", 6, seed=r))) / rate for r in range(draws)
     ]
     yield statistical(
-        what="the same walk with the tokens in random order, against tail_m/(K − m)",
+        what="linear risk over tail_m/(K − m) where the plain walk takes these tokens in random order ≤ 1",
         ran_on=f"coherent blocks, m = 6, n = {one.n}, {draws} orders", interval=mean_interval(errors, 1 - context.alpha(1)),
         predicted=1.0, relation="<=", role="assumption",
         note="no proof: measured; a t interval at a level near 1e-5, which rests on the risks being near normal",
@@ -512,7 +519,7 @@ def plain_cube_bound(
             ratios[o.label] = float(np.einsum("ri,ri->r", w @ g, w).mean()) / (tail / (K - m))
         worst = max(ratios, key=lambda label: ratios[label])
         yield numerical(
-            what="linear risk of the plain walk over tail_m/(K − m), largest of the heads", ran_on=f"{group}; n = {ones[0].n}, K = {K}, m = {m}",
+            what="linear risk of the plain walk over tail_m/(K − m), largest of the heads, ≤ 1", ran_on=f"{group}; n = {ones[0].n}, K = {K}, m = {m}",
             observed=ratios[worst], predicted=1.0, relation="<=", tolerance=0.0, because="a mean of few walks, reported only",
             role="assumption", worst_case=worst, details={"ratio": ratios},
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Everything here goes through `kvtheory.attention.attend` with log-weights, on the full cache and on the summary:
 
-    A_Phat - A_P,        Z_Phat / Z_P,        and their product, which C-L1 says is int Gamma_P dPhat.
+    A_Phat - A_P,        Z_Phat / Z_P,        and their product, which the error identity says is int Gamma_P dPhat.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def mass_ratio(one: One, w: Float, p: Float) -> Float:
 
 
 def deviations(one: One, w: Float, p: Float) -> Float:
-    """(Z_Phat / Z_P)(A_Phat - A_P), (R, m, dv): what C-L1 says is int Gamma_P dPhat, from attention itself."""
+    """(Z_Phat / Z_P)(A_Phat - A_P), (R, m, dv): what the error identity says is int Gamma_P dPhat, from attention itself."""
     return mass_ratio(one, w, p)[:, :, None] * (outputs(one, w) - outputs(one, p[None]))
 
 

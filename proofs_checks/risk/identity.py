@@ -1,4 +1,4 @@
-"""C-L1: the error of a summary is the integral of the response profile, over the ratio of the denominators. An exact identity."""
+"""The error of a summary is the integral of the response profile, over the ratio of the denominators. An exact identity."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def _summaries(rng: np.random.Generator, n: int, count: int) -> Float:
 
 
 @claim(
-    id="risk/error-identity", paper="2607.01520", section="Section 3 (measure formalisation); theory C-L1",
+    id="risk/error-identity", paper="2607.01520", section="Section 3 (measure formalisation)",
     statement="Replacing a cache P by any weighted summary of its tokens moves the attention output by exactly the summary's mean "
-    "response profile, divided by the ratio of the two softmax denominators. Stated for the centred profile (C-D1), and in the form "
-    "it takes for the augmented one (C-D3).",
+    "response profile, divided by the ratio of the two softmax denominators. Under our reading of the profile: stated for "
+    "the centred one, Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)) with e_q(k) = exp(scale q·k), and in the form that it takes for the augmented one, "
+    "Γ⁺(q) = (e_q(k)/Z_P(q)) (v, c) − (A_P(q), c).",
     formula="A_P̂(q) − A_P(q) = (Z_P/Z_P̂) ∫ Γ_P dP̂;  augmented: [∫ Γ⁺_v dP̂ − A_P ∫ Γ⁺_c dP̂ / c] / (1 + ∫ Γ⁺_c dP̂ / c)",
     expected=Verdict.HOLDS, functions={"profiles": "kvtheory.risk.response_profiles", "density": "kvtheory.risk.density"},
     mutants=[
@@ -98,7 +99,7 @@ def error_identity(context: Context, *, profiles: Function, density: Function) -
             found = [(one, *compare(one, kind)) for one in heads]
             one, gap, bound, error = max(found, key=lambda f: np.inf if np.isnan(f[1]) else f[1] / f[2])
             yield numerical(
-                what=f"largest gap between the two sides, {kind} profile, uneven P and summaries of n/4 tokens",
+                what=f"largest difference of the two sides, {kind} profile, at most its rounding; uneven P, summaries of n/4 tokens",
                 ran_on=f"{group}; n = {one.n}, {len(one.q)} queries, {count} summaries each, worst of {len(heads)} heads",
                 observed=gap, predicted=bound, relation="<=", tolerance=0.0,
                 because="predicted is the rounding of logits, softmax sums and outputs, 8 V eps ((d + 2) L + n + 10)",

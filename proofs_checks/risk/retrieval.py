@@ -1,4 +1,4 @@
-"""Look-ups: the centred trace says nothing about their risk (C-T6), a bound that always holds (C-L2), a floor for them (C-T4)."""
+"""Look-ups: the centred trace says nothing about their risk; a bound that always holds; a floor for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from proofs_checks.risk.heads import (
     worst_equality,
 )
 
-#: the masses at which theory C-T6 reports the regime (n = 256, K = 64), as fractions
+#: masses on the query's own token, as fractions: from where the trace still says something to where it vanishes
 MASSES = (Fraction(1, 2), Fraction(88, 100), Fraction(982, 1000), Fraction(9997, 10000))
 
 
@@ -86,11 +86,12 @@ def _true_risks(one: One, w: Float) -> Float:
 
 
 @claim(
-    id="risk/retrieval-regime", paper="2607.01520", section="Section 4 (query-agnostic upper bound); theory C-T6",
-    statement="Random sampling has mean squared attention error at most tr Σ/K for every cache, without assumptions, if Σ is built from "
-    "the centred profile (C-D1); which profile the paper uses could not be established (C-D3). It has not: as the mass of a query "
-    "concentrates on one token, v − A_P vanishes there and tr Σ with it, while losing that token loses the answer, through Z_P/Z_P̂. "
-    "Heads with an attention sink are in this regime. For the augmented profile see risk/augmented-trace-bound.",
+    id="risk/retrieval-regime", paper="2607.01520", section="Section 4 (query-agnostic upper bound), under our reading: the profile centred",
+    statement="Under our reading, random sampling has mean squared attention error at most tr Σ/K for every cache, without assumptions, "
+    "if Σ is built from the centred profile: Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)), Σ = E_P Γ⊗Γ. Which profile the paper uses could not be "
+    "established. This bound does not hold: as the mass of a query concentrates on one token, v − A_P vanishes there and tr Σ with it, while "
+    "losing that token loses the answer, through the ratio Z_P/Z_P̂ of the softmax denominators. Heads with an attention sink are in this regime. For the augmented profile, Γ⁺(q) = (e_q(k)/Z_P(q)) (v, c) − (A_P(q), c), see "
+    "risk/augmented-trace-bound.",
     formula="E r(P̂) = E_ν E ‖A_P̂ − A_P‖² ≤ tr Σ_{P,ν}/K   (without replacement: times (n − K)/(n − 1))",
     expected=Verdict.FAILS,
     functions={
@@ -120,12 +121,12 @@ def retrieval_regime(
         bound = trace_bound(spectrum(one.q, one.k, one.v, None, one.scale), 1, replace=False)
         found = np.mean([attention_risk(one.q, one.k, one.v, [i], [1.0], one.scale) for i in range(2)])
         why = "two-term softmax sums; the logit ln(a/(1 - a)) is rounded once"
-        yield numerical(what="tr Σ/K by the functions against the rational value", ran_on=where, observed=bound, predicted=float(trace),
+        yield numerical(what="tr Σ/K by the functions = its rational value", ran_on=where, observed=bound, predicted=float(trace),
                         tolerance=64 * EPS, because=why, role="control")  # fmt: skip
-        yield numerical(what="true mean risk by the functions against the rational value", ran_on=where, observed=float(found),
+        yield numerical(what="mean squared attention error by the functions = its rational value", ran_on=where, observed=float(found),
                         predicted=float(true), tolerance=64 * EPS, because=why, role="control")  # fmt: skip
         yield exact(
-            what="true mean risk of both subsets against tr Σ/K", ran_on=where, observed=true, predicted=trace, relation="<=",
+            what="mean squared attention error of the two subsets ≤ tr Σ/K", ran_on=where, observed=true, predicted=trace, relation="<=",
             tightness=float(true / trace),
             note="with x = 2a(1 − a): risk 1 − x against bound 2x², so it fails for every a but 1/2" if a != Fraction(1, 2) else "equal",
         )  # fmt: skip
@@ -133,7 +134,7 @@ def retrieval_regime(
     # Weights that differ: with 1/4 and 3/4 on two tokens of mass 3/4 the outputs are (1/2, 1/2) and (1/10, 9/10) for (3/4, 1/4) and (1/4, 3/4).
     one = named("two tokens", risk.lookup(2, 0.75))
     yield numerical(
-        what="true risk of an uneven summary by the functions against the rational value", ran_on="2 tokens, mass 3/4, weights 1/4 and 3/4",
+        what="squared attention error of an uneven summary by the functions = its rational value", ran_on="2 tokens, mass 3/4, weights 1/4 and 3/4",
         observed=attention_risk(one.q, one.k, one.v, [0, 1], [0.25, 0.75], one.scale), predicted=17 / 200, tolerance=64 * EPS,
         because="two-term softmax sums; the logit ln 3 is rounded once", role="control",
     )  # fmt: skip
@@ -145,17 +146,17 @@ def retrieval_regime(
     trace = a**2 + (2 * a - 1) ** 2 / 2  # n Σ a² v² − A² = a² and c² = 1/2 times n Σ a² − 1
     where = "2 tokens of values 1 and 0 with attention 2/5 and 3/5, 1 query, K = 1"
     yield numerical(
-        what="tr Σ⁺/K of the augmented profile by the functions against the rational value", ran_on=where, predicted=float(trace),
+        what="tr Σ⁺/K of the augmented profile by the functions = its rational value", ran_on=where, predicted=float(trace),
         observed=risk.trace_bound(risk.spectrum(q, k, v, None, 1.0, "augmented"), 1, replace=False), tolerance=64 * EPS,
         because="two-term softmax sums", role="control",
     )  # fmt: skip
     yield exact(
-        what="true mean risk of both subsets against tr Σ⁺/K, augmented profile with c the root mean square of the values", ran_on=where,
+        what="mean squared attention error of the two subsets ≤ tr Σ⁺/K, the augmented profile with c the root mean square of the values", ran_on=where,
         observed=true, predicted=trace, relation="<=", role="assumption", tightness=float(true / trace),
         note="so the augmented profile needs another constant or another c, and with c = B it needs the factor 2",
     )  # fmt: skip
 
-    # Theory's instance, in closed form, and as the functions see it.
+    # The look-up, in closed form, and as the functions see it.
     n, K = context.size(64, 256), context.size(16, 64)
     w = _subsets(context, n, K, 2)
     curve = []
@@ -168,26 +169,26 @@ def retrieval_regime(
         # v - o cancels to 1 - a, of which rounding is eps / (1 - a), squared; the logits are rounded at eps ln(n/(1 - a))
         tolerance = float(64 * EPS * np.log(n / (1 - float(a))) / (1 - float(a)))
         why = "cancellation of v − A_P to 1 − a, and rounding of a logit of ln(n a/(1 − a))"
-        yield numerical(what="tr Σ/K·(n−K)/(n−1) by the functions against its closed form", ran_on=where, observed=bound,
+        yield numerical(what="tr Σ/K·(n − K)/(n − 1) by the functions = its closed form", ran_on=where, observed=bound,
                         predicted=closed, tolerance=tolerance, because=why, role="control")  # fmt: skip
         mean = float(risk.lookup_sampling_risk(n, a, K))
         for row in w:
             kept = np.flatnonzero(row)
             yield numerical(
-                what="true risk of a random subset (all have the same) against its closed form", ran_on=where,
+                what="squared attention error of a random subset (the same for all) = its closed form", ran_on=where,
                 observed=attention_risk(one.q, one.k, one.v, kept, row[kept], one.scale), predicted=mean, tolerance=tolerance,
                 because=why, role="control",
             )  # fmt: skip
         found = float(_true_risks(one, w).mean())
-        yield numerical(what="true mean risk against tr Σ/K·(n−K)/(n−1)", ran_on=where, observed=found, predicted=bound, relation="<=",
+        yield numerical(what="mean squared attention error ≤ tr Σ/K·(n − K)/(n − 1)", ran_on=where, observed=found, predicted=bound, relation="<=",
                         tolerance=tolerance, because=why, tightness=found / bound)  # fmt: skip
         augmented = risk.trace_bound(risk.spectrum(*one[1:4], None, one.scale, "augmented"), K, replace=False)
         yield numerical(
-            what="true mean risk against tr Σ⁺/K·(n−K)/(n−1), augmented profile with c the root mean square of the values", ran_on=where,
+            what="mean squared attention error ≤ tr Σ⁺/K·(n − K)/(n − 1), the augmented profile with c the root mean square of the values", ran_on=where,
             observed=found, predicted=augmented, relation="<=", tolerance=tolerance, because=why, role="assumption",
             tightness=found / augmented,
         )  # fmt: skip
-        # theory prints, for n = 256, K = 64: true .220/.596/.737/.763, tr Σ/K .257/.045/.0013/.0000
+        # at n = 256, K = 64: true .220/.596/.737/.763, tr Σ/K .257/.045/.0013/.0000
         curve.append({
             "mass": float(a), "n": n, "K": K, "true": mean, "trace_bound": closed,
             "augmented_trace_bound": augmented, "augmented_bound": risk.augmented_bound(*one[1:4], K, one.scale, replace=False),
@@ -215,7 +216,7 @@ def retrieval_regime(
             })  # fmt: skip
         nearest = max(rows, key=lambda r: float(r["true_over_augmented"].mean()))
         yield statistical(
-            what="true mean risk over tr Σ⁺/K·(n−K)/(n−1), augmented profile with c the root mean square of the values, worst head",
+            what="mean squared attention error over tr Σ⁺/K·(n − K)/(n − 1) ≤ 1, the augmented profile with c the root mean square of the values, worst head",
             ran_on=f"{group}; n = {ones[0].n}, K = {K}, {draws} subsets", role="assumption", predicted=1.0, relation="<=",
             interval=mean_interval(nearest["true_over_augmented"], 1 - context.alpha(2 * len(heads) * len(ones))),
             worst_case=nearest["head"], note="a t interval at a level near 1e-6, which rests on the mean of the draws being near normal",
@@ -223,7 +224,7 @@ def retrieval_regime(
         worst = max(rows, key=lambda r: float(r["true_over_bound"].mean()))
         above = sum(float(r["true_over_bound"].mean()) > 2 for r in rows)
         yield statistical(
-            what="true mean risk over tr Σ/K·(n−K)/(n−1), worst head", ran_on=f"{group}; n = {ones[0].n}, K = {K}, {draws} subsets",
+            what="mean squared attention error over tr Σ/K·(n − K)/(n − 1) ≤ 1, worst head", ran_on=f"{group}; n = {ones[0].n}, K = {K}, {draws} subsets",
             interval=mean_interval(worst["true_over_bound"], 1 - context.alpha(2 * len(heads) * len(ones))), predicted=1.0, relation="<=",
             worst_case=f"{worst['head']}: mean largest attention weight {worst['a_max']:.4f}, {worst['mass_on_first']:.4f} of it on token 0",
             note=f"{above} of {len(rows)} heads above 2; {sum(r['without_first'] > 2 for r in rows)} with token 0 out of the cache; "
@@ -291,7 +292,7 @@ def _worst(what: str, cases: list[_Case], bound: Any, because: str) -> Evidence:
     bounds = {case.label: bound(case) for case in cases}
     worst = max(cases, key=ratio)
     return numerical(
-        what=what, ran_on=f"{len(cases)} caches and budgets, the worst: {worst.label}", observed=worst.true, predicted=bounds[worst.label],
+        what=what, ran_on=f"{len(cases)} caches and budgets, the worst shown", observed=worst.true, predicted=bounds[worst.label],
         relation="<=", tolerance=1e-9, because=because, worst_case=worst.label, tightness=ratio(worst),
         details={"true over bound": {case.label: ratio(case) for case in cases}},
     )  # fmt: skip
@@ -327,9 +328,9 @@ _ENUMERATED = "means over all samples: sums of up to n^K outputs, each rounded b
 
 
 @claim(
-    id="risk/safe-bound", paper="2607.01520", section="Section 4 (query-agnostic upper bound), corrected; theory C-L2",
-    statement="For every cache, sampling K tokens with or without replacement has true mean risk at most 4 B² ρ/K, ρ the mean over "
-    "queries of n Σ aᵢ² and B the radius of the values. No profile enters and nothing is assumed of the cache, but it is one bound "
+    id="risk/safe-bound", paper="2607.01520", section="Section 4 (query-agnostic upper bound), corrected",
+    statement="For every cache, sampling K tokens with or without replacement has mean squared attention error E r(P̂) at most 4 B² ρ/K, ρ the "
+    "mean over queries of n Σ aᵢ² and B the radius of the values. No profile enters and nothing is assumed of the cache, but it is one bound "
     "among others, not the best: risk/augmented-trace-bound is never above it. It is loose where attention is a look-up, exceeding the "
     "largest possible error, and 4 times too large where it is spread out; yet the 4 cannot be lowered: independent draws attain it in "
     "a limit.",
@@ -339,12 +340,12 @@ _ENUMERATED = "means over all samples: sums of up to n^K outputs, each rounded b
         *systematic.square_dropped("safe_bound"),
         Mutant("n missing in ρ", "safe_bound", lambda true: lambda q, k, v, K, scale=None: true(q, k, v, K, scale) / len(k)),
         Mutant("ρ left out", "safe_bound", lambda true: lambda q, k, v, K, scale=None: true(0 * np.asarray(q), k, v, K, scale)),
-        Mutant("1/K squared", "safe_bound", lambda true: lambda q, k, v, K, scale=None: true(q, k, v, K, scale) / K),
+        Mutant("1/K²", "safe_bound", lambda true: lambda q, k, v, K, scale=None: true(q, k, v, K, scale) / K),
         Mutant("K^1.5 for K", "safe_bound", lambda true: lambda q, k, v, K, scale=None: true(q, k, v, K, scale) / K**0.5),
         Mutant("constant 3 for 4", "safe_bound", _times(3 / 4)),
         Mutant("constant 2 for 4", "safe_bound", _times(1 / 2)),
         Mutant("constant 1 for 4", "safe_bound", _times(1 / 4)),
-        Mutant("sqrt n missing in ρ", "safe_bound", _with(lambda b, r2, n, K: 4 * r2.max() * (b**2).mean() / np.sqrt(n) / K)),
+        Mutant("√n missing in ρ", "safe_bound", _with(lambda b, r2, n, K: 4 * r2.max() * (b**2).mean() / np.sqrt(n) / K)),
         Mutant("root mean square for the radius", "safe_bound", _with(lambda b, r2, n, K: 4 * r2.mean() * (b**2).mean() / K)),
         Mutant("finite population factor for independent draws", "safe_bound",
                _with(lambda b, r2, n, K: 4 * r2.max() * (b**2).mean() / K * (n - K) / (n - 1))),
@@ -357,12 +358,12 @@ def safe_bound(context: Context, *, safe_bound: Function) -> Iterator[Evidence]:
 
     flat = _closed_forms(context)[0].one
     yield numerical(
-        what="the bound where all values are ±1 about 5 and all weights equal, against 4/K", ran_on="64 equal keys, K = 4",
+        what="the bound where all values are 5 ± 1 and all weights equal = 4/K", ran_on="64 equal keys, K = 4",
         observed=safe_bound(flat.q, flat.k, flat.v + 5, 4, flat.scale), predicted=1.0, tolerance=64 * EPS, role="control",
         because="sums of 64 equal terms; centring values of 5 ± 1",
     )  # fmt: skip
     yield _worst(
-        "mean true risk against the bound, in closed form", _closed_forms(context), bound,
+        "mean squared attention error, in closed form, ≤ the bound", _closed_forms(context), bound,
         "binomial sums over how many of each kind are drawn, to 1e-12",
     )  # fmt: skip
 
@@ -377,7 +378,7 @@ def safe_bound(context: Context, *, safe_bound: Function) -> Iterator[Evidence]:
         found.append(
             _Case(one, K, float(_true_risks(one, _subsets(context, 64, K, 1))[0]), False, f"{one.label}, K = {K}")
         )
-    yield _worst("mean true risk over all subsets against the bound", found, bound, _ENUMERATED)
+    yield _worst("mean squared attention error over all subsets ≤ the bound", found, bound, _ENUMERATED)
 
     tries, rng, best = context.size(60, 1000), context.rng("adversary"), (0.0, "")
     for t in range(tries):
@@ -394,7 +395,7 @@ def safe_bound(context: Context, *, safe_bound: Function) -> Iterator[Evidence]:
                 (ratio, f"n = {n}, K = {K}, sharpness {sharp:.3g}, {'with' if replace else 'without'} replacement"),
             )
     yield search(
-        what="mean true risk / bound", ran_on="2 to 5 tokens, 2 queries, random sharpness and one value of random size", worst=best[0],
+        what="largest ratio of mean squared attention error to the bound found by search ≤ 1", ran_on="2 to 5 tokens, 2 queries, random sharpness and one value of random size", worst=best[0],
         bound=1.0, tries=tries, optimiser="random search", worst_case=best[1], tightness=best[0],
         note="far below what the faint needle attains: random search says little about the constant",
     )  # fmt: skip
@@ -426,11 +427,11 @@ def _augmented_with(radius: Any, constant: float = 2.0) -> Any:
 
 
 @claim(
-    id="risk/augmented-trace-bound", paper="kvtheory", section="theory C-D3, proof at kvtheory.risk.augmented_bound",
-    statement="A statement of our own. For every cache, random sampling has true mean risk at most 2 tr Σ⁺/K (without replacement: times "
-    "(n − K)/(n − 1)), Σ⁺ being built from the augmented profile (C-D3) of the values about their mean with c = B, their radius. The 2 "
-    "cannot be lowered: a cache of n − 1 equal values and one other attains it as n grows, at K = 1.",
-    formula="E r(P̂) ≤ 2 E ‖∫ Γ⁺ dP̂‖² = 2 tr Σ⁺/K,   Γ⁺ = (b (v − v̄) − A_P, B (b − 1)),   B = maxᵢ ‖vᵢ − v̄‖",
+    id="risk/augmented-trace-bound", paper="kvtheory", section="a bound of our own; proof in the docstring of kvtheory.risk.augmented_bound",
+    statement="A statement of our own. For every cache, random sampling has mean squared attention error E r(P̂) at most 2 tr Σ⁺/K (without "
+    "replacement: times (n − K)/(n − 1)), with Σ⁺ = E_P Γ⁺⊗Γ⁺ of the augmented profile Γ⁺(q) = (e_q(k)/Z_P(q)) (v, c) − (A_P(q), c) of the "
+    "values about their mean, c = B being their radius. The 2 cannot be lowered: a cache of n − 1 equal values and one other attains it as n grows, at K = 1.",
+    formula="E r(P̂) ≤ 2 E ‖∫ Γ⁺ dP̂‖² = 2 tr Σ⁺/K,   Γ⁺ = (b (v − v̄) − A_P, B (b − 1)),   B = maxᵢ ‖vᵢ − v̄‖,   b = e_q(k)/Z_P(q)",
     expected=Verdict.HOLDS, functions={"augmented_bound": "kvtheory.risk.augmented_bound"},
     mutants=[
         *systematic.scales("augmented_bound"),
@@ -459,15 +460,15 @@ def augmented_trace_bound(context: Context, *, augmented_bound: Function) -> Ite
         where = f"{n - 1} values 1 of density {density} and one value 0, K = 1"
         bound = augmented_bound(one.q, one.k, one.v, 1, one.scale, replace=False)
         yield numerical(
-            what="true mean risk of one token, a rational, against the bound", ran_on=where, observed=float(true), predicted=bound,
+            what="mean squared attention error of one kept token, a rational, ≤ the bound", ran_on=where, observed=float(true), predicted=bound,
             relation="<=", tolerance=64 * n * EPS, because="softmax sums of n terms", tightness=float(true) / bound,
         )  # fmt: skip
         yield exact(
-            what="constant 1 would be too small: true mean risk against tr Σ⁺/K", ran_on=where, observed=true, predicted=trace,
+            what="mean squared attention error > tr Σ⁺/K: constant 1 would be too small", ran_on=where, observed=true, predicted=trace,
             relation=">", role="control", tightness=float(true / trace / 2),
         )  # fmt: skip
         yield numerical(
-            what="the bound against its rational value", ran_on=where, observed=bound, predicted=2 * float(trace), tolerance=64 * n * EPS,
+            what="the bound = its rational value", ran_on=where, observed=bound, predicted=2 * float(trace), tolerance=64 * n * EPS,
             because="softmax sums of n terms, of which no digit cancels that is not in the sum", role="control",
         )  # fmt: skip
     # The equality in it, and the inequality, over all samples; P̂ from attention itself.
@@ -485,17 +486,17 @@ def augmented_trace_bound(context: Context, *, augmented_bound: Function) -> Ite
             p = np.full(n, 1 / n)
             compared.append(Compared(one, 2 * moment, bound, 4 * square_tolerance(centred, p, moment)))
             cases.append(_Case(one, K, true_risk, replace, f"{one.label}, {ran_on}"))
-        yield worst_equality(f"2 E(‖N‖² + B²D²), {ran_on}, against the bound, which it must equal", "8 synthetic kinds, one at another scale, a look-up",
+        yield worst_equality(f"2 E(‖N‖² + B² D²) = the bound; N = (Z_P̂/Z_P) A_P̂ − A_P, D = Z_P̂/Z_P − 1, from attention; {ran_on}", "8 synthetic kinds, one at another scale, a look-up",
                              compared, SQUARE_BECAUSE)  # fmt: skip
-        yield _worst(f"mean true risk against the bound, {ran_on}", cases, of_case, _ENUMERATED)
+        yield _worst(f"mean squared attention error ≤ the bound, {ran_on}", cases, of_case, _ENUMERATED)
     # Where the safe bound is nearly attained and where it is loose.
     closed = _closed_forms(context)
     yield _worst(
-        "mean true risk against the bound, in closed form", closed, of_case,
+        "mean squared attention error, in closed form, ≤ the bound", closed, of_case,
         "binomial sums over how many of each kind are drawn, to 1e-12",
     )  # fmt: skip
     yield _worst(
-        "the bound against 4 B² ρ/K", [case._replace(true=augmented_bound(case.one.q, case.one.k, case.one.v, case.K, case.one.scale)) for case in closed],
+        "this bound ≤ that of risk/safe-bound, 4 B² ρ/K", [case._replace(true=augmented_bound(case.one.q, case.one.k, case.one.v, case.K, case.one.scale)) for case in closed],
         lambda case: risk.safe_bound(case.one.q, case.one.k, case.one.v, case.K, case.one.scale), "sums of n terms",
     )  # fmt: skip
     # Real heads, sampled.
@@ -508,7 +509,7 @@ def augmented_trace_bound(context: Context, *, augmented_bound: Function) -> Ite
         ]
         worst = max(range(len(ones)), key=lambda i: float(ratios[i].mean()))
         yield statistical(
-            what="true mean risk over the bound, worst head", ran_on=f"{group}; n = {n}, K = {n // 3}, {draws} subsets",
+            what="mean squared attention error over the bound ≤ 1, worst head", ran_on=f"{group}; n = {n}, K = {n // 3}, {draws} subsets",
             interval=mean_interval(ratios[worst], 1 - context.alpha(len(heads) * len(ones))), predicted=1.0, relation="<=",
             worst_case=ones[worst].label, tightness=float(ratios[worst].mean()),
             note="a t interval at a level near 1e-6, which rests on the mean of the draws being near normal",
@@ -516,17 +517,17 @@ def augmented_trace_bound(context: Context, *, augmented_bound: Function) -> Ite
 
 
 @claim(
-    id="risk/search-lower-bound", paper="2607.01520", section="Section 4 (search instances); theory C-T4, no profile enters",
+    id="risk/search-lower-bound", paper="2607.01520", section="Section 4 (search instances); no profile enters",
     statement="On a search instance, where query j puts half its mass on token j and values are orthonormal, every summary made of K of "
-    "the cache's own tokens, however weighted, has true risk at least (1 − K/n)/4: the tokens it lacks alone cost exactly that much.",
+    "the cache's own tokens, however weighted, has squared attention error r(P̂) at least (1 − K/n)/4: the tokens it lacks alone cost exactly that much.",
     formula="r(P̂) ≥ (1/n) Σ_{j not kept} ⟨A_P̂(q_j) − A_P(q_j), v_j⟩² = mass² (1 − K/n),   mass = 1/2",
     assumptions=("the summary's tokens are tokens of the cache: with linearly independent queries, 2 dv made-up tokens have no risk at all",),
     expected=Verdict.HOLDS_UNDER, functions={"search_floor": "kvtheory.risk.search_floor"},
     mutants=[
         *systematic.scales("search_floor"),
         *systematic.square_dropped("search_floor"),
-        Mutant("1 - (K/n)^2", "search_floor", lambda true: lambda n, K, mass=0.5: true(n, K, mass) * (n + K) / n),
-        Mutant("mass for mass^2", "search_floor", lambda true: lambda n, K, mass=0.5: true(n, K, mass) / mass),
+        Mutant("1 − (K/n)²", "search_floor", lambda true: lambda n, K, mass=0.5: true(n, K, mass) * (n + K) / n),
+        Mutant("mass for mass²", "search_floor", lambda true: lambda n, K, mass=0.5: true(n, K, mass) / mass),
     ],
 )  # fmt: skip
 def search_lower_bound(context: Context, *, search_floor: Function) -> Iterator[Evidence]:
@@ -545,7 +546,7 @@ def search_lower_bound(context: Context, *, search_floor: Function) -> Iterator[
             floor = search_floor(n, K, mass)
             strained = missing[np.argmax(np.abs(missing - floor))]
             yield numerical(
-                what="squared error along the values of the tokens that are missing, any weights",
+                what="squared attention error along the values of the tokens that are not kept = mass² (1 − K/n), any weights",
                 ran_on=f"look-up, n = {n}, mass {mass}, K = {K}, 4 summaries, the worst", observed=float(strained), predicted=floor,
                 tolerance=64 * EPS * n, because="sums of n terms, and rounding of a logit of ln(n a/(1 − a))",
             )  # fmt: skip
@@ -555,7 +556,7 @@ def search_lower_bound(context: Context, *, search_floor: Function) -> Iterator[
                 (float(ratios.min()), f"mass {mass}, K = {K}, {'equal' if ratios.argmin() == 0 else 'random'} weights"),
             )
     yield search(
-        what="true risk / floor, least found", ran_on=f"look-ups, n = {n}, own tokens, equal and random weights", worst=least[0], bound=1.0,
+        what="least ratio of squared attention error to the floor found by search ≥ 1", ran_on=f"look-ups, n = {n}, own tokens, equal and random weights", worst=least[0], bound=1.0,
         relation=">=", tries=32, optimiser="random search", worst_case=least[1], tightness=1 / least[0],
     )  # fmt: skip
     dv = 4
@@ -565,7 +566,7 @@ def search_lower_bound(context: Context, *, search_floor: Function) -> Iterator[
     made_up = One("made-up tokens", one.q, keys, values, one.scale)
     found = float(((outputs(made_up, np.full((1, 2 * dv), 1 / (2 * dv)))[0] - o) ** 2).sum(axis=1).mean())
     yield numerical(
-        what="true risk of 8 made-up tokens against the floor for 8 own ones", ran_on=f"search instance, n = {n}, dv = {dv}, random signs",
+        what="squared attention error of 8 made-up tokens ≥ the floor for 8 of the cache's own", ran_on=f"search instance, n = {n}, dv = {dv}, random signs",
         observed=found, predicted=search_floor(n, 2 * dv), relation=">=", tolerance=1e-9, because="0 but for rounding", role="assumption",
-        note="so a lower bound over all measures of support K needs value_dim of order n, or dependent queries",
+        note="so a lower bound over all measures of support K needs values of a dimension of order n, or dependent queries",
     )  # fmt: skip

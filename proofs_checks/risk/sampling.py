@@ -1,4 +1,4 @@
-"""C-T1: what random sampling costs, with and without replacement. Equalities, for the linear risk."""
+"""What random sampling costs, with and without replacement. Equalities, for the linear risk."""
 
 from __future__ import annotations
 
@@ -123,6 +123,9 @@ _WRONG_SAMPLERS = (
 )
 
 
+_NAMES = {"iid": "with replacement", "srs": "without replacement"}
+
+
 class _Draws:
     """Draws of one sampler as weights (R, n), made as they are asked for: most wrong samplers are found out by the first few."""
 
@@ -136,7 +139,7 @@ class _Draws:
         return np.stack(self._rows[:count])
 
     def ran_on(self, count: int) -> str:
-        return f"{count} draws of balancing.sample, {self.method}, n = {self.n}, K = {self.K}"
+        return f"{count} draws of kvtheory.balancing.sample, {_NAMES.get(self.method, self.method)}, n = {self.n}, K = {self.K}"
 
 
 #: the first draws, on which what holds of every draw is checked
@@ -149,30 +152,29 @@ def _law(context: Context, draws: _Draws, count: int, comparisons: int) -> Itera
     w = draws.first(_FEW)
     counts = np.rint(w * K)
     yield numerical(
-        what="largest distance of K w from a whole number", ran_on=draws.ran_on(_FEW), observed=float(np.abs(w * K - counts).max()),
+        what="largest distance of K times a token's weight from a whole number, but for rounding 0", ran_on=draws.ran_on(_FEW), observed=float(np.abs(w * K - counts).max()),
         predicted=4 * K * EPS, relation="<=", tolerance=0.0, because="a weight is c/K divided by a sum that is 1 within K eps",
     )  # fmt: skip
     totals = counts.sum(axis=1)
     yield exact(
-        what="tokens drawn, fewest and most", ran_on=draws.ran_on(_FEW), observed=[int(totals.min()), int(totals.max())], predicted=[K, K],
+        what="draws whose weights do not add up to K tokens", ran_on=draws.ran_on(_FEW), observed=int((totals != K).sum()), predicted=0,
     )  # fmt: skip
     if draws.method == "srs":
         kept = (w > 0).sum(axis=1)
         yield exact(
-            what="different tokens kept, fewest and most", ran_on=draws.ran_on(_FEW), observed=[int(kept.min()), int(kept.max())],
-            predicted=[K, K],
+            what="draws that do not keep K different tokens", ran_on=draws.ran_on(_FEW), observed=int((kept != K).sum()), predicted=0,
         )  # fmt: skip
     w = draws.first(count)
     alpha = context.alpha(comparisons) / (n + 1)
     yield statistical(
-        what="mean weight of the first half of the tokens, over 1/2", ran_on=draws.ran_on(count),
+        what="mean weight of the first half of the tokens, over 1/2: 1 within 3 %", ran_on=draws.ran_on(count),
         interval=mean_interval(2 * w[:, : n // 2].sum(axis=1), 1 - alpha), predicted=1.0, margin=0.03,
         note="a first half favoured by 10% is 4.8% too heavy",
     )  # fmt: skip
     intervals = [mean_interval(n * x, 1 - alpha) for x in w.T]
     worst = max(range(n), key=lambda i: max(intervals[i].high - 1, 1 - intervals[i].low))
     yield statistical(
-        what="mean weight of a token over 1/n, the token whose interval reaches furthest", ran_on=draws.ran_on(count),
+        what="mean weight of a token over 1/n: 1 within 50 %, for the token whose interval reaches furthest", ran_on=draws.ran_on(count),
         interval=intervals[worst], predicted=1.0, margin=0.5, worst_case=f"token {worst}",
         note="half way to a token that is never drawn; what all the tokens of a half have in common is judged above, closer",
     )  # fmt: skip
@@ -208,7 +210,7 @@ def _monte_carlo(
         means = ratios.mean(axis=1)
         worst = int(np.argmax(np.abs(means - 1)))
         yield statistical(
-            what="mean over the heads of measured linear risk / predicted, draws of balancing.sample",
+            what=f"measured linear risk over the predicted one, mean of the heads, draws of kvtheory.balancing.sample: 1 within {100 * margin:g} %",
             ran_on=f"{group}; n = {n}, K = {K}, {counts[1]} draws, {len(ones)} heads",
             interval=mean_interval(ratios.mean(axis=0), 1 - context.alpha(comparisons)), predicted=1.0, margin=margin,
             worst_case=f"{ones[worst].label}: mean ratio {means[worst]:.3f}", note=apart,
@@ -217,10 +219,10 @@ def _monte_carlo(
 
 
 @claim(
-    id="risk/sampling-iid", paper="2607.01520", section="Section 4 (upper bounds); theory C-T1",
-    statement="K independent draws from the cache, each with weight 1/K, have mean linear risk tr Σ / K exactly, with the centred "
-    "profile (C-D1): the error of the output times the ratio of the denominators. The true risk is another matter: "
-    "risk/retrieval-regime.",
+    id="risk/sampling-iid", paper="2607.01520", section="Section 4 (upper bounds), under our reading of the profile",
+    statement="K independent draws from the cache, each with weight 1/K, have mean linear risk E ‖∫ Γ_P dP̂‖² = tr Σ / K exactly, with "
+    "the centred profile Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)) and Σ = E_P Γ⊗Γ. Its ∫ Γ_P dP̂ is the error of the output times the ratio "
+    "Z_P̂/Z_P of the softmax denominators; the true risk is another matter: risk/retrieval-regime.",
     formula="E ‖∫ Γ_P dP̂‖² = tr Σ_{P,ν} / K,   tr Σ = E_ν Σᵢ (aᵢ²/pᵢ) ‖vᵢ − A_P‖²",
     expected=Verdict.HOLDS, functions=_STATES,
     mutants=[
@@ -228,7 +230,7 @@ def _monte_carlo(
         *systematic.square_dropped("trace_bound"),
         *systematic.scales("spectrum", fields=("trace",)),
         Mutant("finite population factor where draws are independent", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, False)),
-        Mutant("tr Σ / (K - 1)", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, replace) * K / (K - 1)),
+        Mutant("tr Σ / (K − 1)", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, replace) * K / (K - 1)),
         Mutant("P's probabilities forgotten", "spectrum", _law_forgotten),
         Mutant("augmented profile for the centred one", "spectrum", _augmented),
         Mutant("draws without replacement", "sample", _other_method("srs")),
@@ -255,7 +257,7 @@ def sampling_iid(
         )
 
     yield worst_equality(
-        f"mean over all {n}^{K} draws against tr Σ / K, uneven P",
+        f"linear risk, mean over all {n}^{K} draws = tr Σ / K, uneven P",
         "8 synthetic kinds",
         map(enumerated, synthetic(context, n, 6)),
         SQUARE_BECAUSE,
@@ -278,7 +280,7 @@ def sampling_iid(
 
     for group, ones in heads:
         yield worst_equality(
-            "exact second moment of K = n/4 draws against tr Σ / K, uneven P",
+            "linear risk of K = n/4 draws, from the exact second moment of their weights, = tr Σ / K, uneven P",
             group,
             map(second_moment, ones),
             SQUARE_BECAUSE,
@@ -293,9 +295,9 @@ def sampling_iid(
 
 
 @claim(
-    id="risk/sampling-without-replacement", paper="2607.01520", section="Section 4 (upper bounds); theory C-T1",
+    id="risk/sampling-without-replacement", paper="2607.01520", section="Section 4 (upper bounds), under our reading of the profile",
     statement="K of n tokens drawn without replacement, each with weight 1/K, have mean linear risk (tr Σ / K)(n − K)/(n − 1) exactly, "
-    "with the centred profile (C-D1) and P uniform.",
+    "with the centred profile Γ(q) = (e_q(k)/Z_P(q)) (v − A_P(q)), Σ = E_P Γ⊗Γ and P uniform.",
     formula="E ‖∫ Γ_P dP̂‖² = (tr Σ_{P,ν} / K) (n − K)/(n − 1)",
     expected=Verdict.HOLDS, functions=_STATES,
     mutants=[
@@ -303,7 +305,7 @@ def sampling_iid(
         *systematic.square_dropped("trace_bound"),
         *systematic.scales("spectrum", fields=("trace",)),
         Mutant("no finite population factor", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, True)),
-        Mutant("(n - K)/n", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, replace) * (s.n - 1) / s.n),
+        Mutant("(n − K)/n", "trace_bound", lambda true: lambda s, K, replace=True: true(s, K, replace) * (s.n - 1) / s.n),
         Mutant("augmented profile for the centred one", "spectrum", _augmented),
         Mutant("draws with replacement", "sample", _other_method("iid")),
         *_WRONG_SAMPLERS,
@@ -327,7 +329,7 @@ def sampling_without_replacement(
             return Compared(one, mean, predict(one, K), square_tolerance(one, p, mean))
 
         yield worst_equality(
-            f"mean over all {len(w)} subsets of {K} of {n} tokens",
+            f"linear risk, mean over all {len(w)} subsets of {K} of {n} tokens, = (tr Σ / K)(n − K)/(n − 1)",
             "8 synthetic kinds",
             map(enumerated, synthetic(context, n, 6)),
             SQUARE_BECAUSE,
@@ -349,13 +351,18 @@ def sampling_without_replacement(
         return Compared(one, mean, predict(one, K), square_tolerance(one, p, mean))
 
     for group, ones in heads:
-        yield worst_equality("exact second moment of K = n/4 tokens", group, map(second_moment, ones), SQUARE_BECAUSE)
+        yield worst_equality(
+            "linear risk of K = n/4 tokens, from the exact second moment of their weights, = (tr Σ / K)(n − K)/(n − 1)",
+            group,
+            map(second_moment, ones),
+            SQUARE_BECAUSE,
+        )
     yield from _monte_carlo(
         context, sample, "srs", predict, heads, context.size((1500, 1500), (10000, 10000)), 0.1,
         "to be told from draws with replacement (1.97); one token more or less is told above, exactly",
     )  # fmt: skip
     whole = synthetic(context, n, 6)[0]
     yield numerical(
-        what="all tokens kept: no risk left", ran_on="gaussian, K = n = 7", observed=predict(whole, 7), predicted=0.0, tolerance=EPS,
+        what="predicted linear risk where all tokens are kept", ran_on="gaussian, K = n = 7", observed=predict(whole, 7), predicted=0.0, tolerance=EPS,
         because="(n - K) is 0 in integers",
     )  # fmt: skip

@@ -162,7 +162,7 @@ def _worst_of(
     """Float against float: the one pair, of many, that is furthest from the relation."""
     left, right = max(pairs, key=lambda pair: _apart(pair[0], pair[1], relation), default=(0.0, 0.0))
     return numerical(
-        what=f"{what}: the furthest from it of {len(pairs)} pairs", ran_on=ran_on, observed=left, predicted=right, relation=relation, role=role,
+        what=f"{what}, at the worst of {len(pairs)} cases", ran_on=ran_on, observed=left, predicted=right, relation=relation, role=role,
         tolerance=ROUNDING, because=BECAUSE, note=note or None,
     )  # fmt: skip
 
@@ -180,8 +180,12 @@ def _dyadic(
 def _agreement(what: str, ran_on: str, pairs: Sequence[tuple[float, Power]]) -> Evidence:
     """Control: floats of a function of the statement against the exact numbers, step by step."""
     return _worst_of(
-        f"{what}: floats and exact numbers", ran_on, [(value, true.bits()) for value, true in pairs], role="control"
+        f"{what} in float64 = its exact value", ran_on, [(value, true.bits()) for value, true in pairs], role="control"
     )
+
+
+def _injective(told: object) -> str:
+    return "injective" if told else "not injective"
 
 
 def _measured_right(ran_on: str, found: Sequence[SequentialEntropies], truths: Sequence[Truth]) -> Result:
@@ -200,7 +204,7 @@ def _violations(left: Sequence[float], right: Sequence[float]) -> int:
 
 
 @claim(
-    id="sequential/total-entropy", paper=PAPER, section="Theorem 1, summed over positions (theory.md A1)",
+    id="sequential/total-entropy", paper=PAPER, section="Theorem 1, summed over positions",
     statement="Over a whole sequence, the entropy of the cache of a deterministic model is at most the entropy of its tokens.",
     formula="Σ_t H(KV_t | KV_<t) = H(KV_≤n) ≤ H(t_≤n)",
     expected=Verdict.HOLDS,
@@ -231,7 +235,7 @@ def total_entropy(context: Context, *, sequential: Function) -> Result:
         all_found = [sequential(c.language, c.kv) for c, _ in cases]
         yield _worst_of("H(KV_≤n) ≤ H(t_≤n)", where, [(f.total_kv, f.total_tokens) for f in all_found], "<=")
         yield exact(
-            what="the same, decided by integers: cases with H(KV_≤n) > H(t_≤n)", ran_on=where, predicted=0,
+            what="caches with H(KV_≤n) > H(t_≤n), counted in exact integer arithmetic", ran_on=where, predicted=0,
             observed=sum(t.total_kv.exceeds(t.total_tokens) for _, t in cases),
         )  # fmt: skip
         yield _worst_of(
@@ -258,7 +262,29 @@ def total_entropy(context: Context, *, sequential: Function) -> Result:
 def per_step_entropy(context: Context, *, sequential: Function, next_token_given_kv: Function) -> Result:
     language, kv, label = COUNTEREXAMPLE
     found = sequential(language, kv)
-    yield exact(what="KV(a) = KV(b)", ran_on=label, observed=str(kv(("a",))), predicted=str(kv(("b",))), role="control")
+    yield _dyadic(
+        "the smallest counterexample: H(KV_2|KV_1) ≤ H(t_2|t_1)", f"{label}; |V|=3, n=2, one layer, one head, d=1, m=2, integer weights",
+        found.kv_given_kv[1], found.tokens[1], "<=", "statement",
+        note="the cache forgot which of a, b came first; when c or a follows, it learns it late: the bit moves from step 1 to step 2",
+    )  # fmt: skip
+    own = truth(COUNTEREXAMPLE)
+    yield exact(
+        what="H(KV_2|KV_1) ≤ H(t_2|t_1) as integers: 2^(2 H(KV_2|KV_1)) ≤ 2^(2 H(t_2|t_1))", ran_on=label, observed=own.kv_given_kv[1].power(),
+        predicted=own.tokens[1].power(), relation="<=",
+    )  # fmt: skip
+    yield _dyadic(
+        "the counterexample again: H(t_2|t_1) = H(t_2|KV_1)",
+        label,
+        found.tokens[1],
+        next_token_given_kv(language, kv)[1],
+        "=",
+        "statement",
+    )
+    collide = "KV(a) = KV(b)"
+    yield exact(
+        what="the model writes the same KV for a and for b", ran_on=label, predicted=collide, role="control",
+        observed=collide if kv(("a",)) == kv(("b",)) else "KV(a) ≠ KV(b)",
+    )  # fmt: skip
     for what, observed, predicted in (
         ("H(t_1), bits", found.tokens[0], 1.0),
         ("H(t_2|t_1), bits", found.tokens[1], 0.0),
@@ -269,18 +295,6 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
         ("H(t_2|KV_1), bits", next_token_given_kv(language, kv)[1], 1.0),
     ):
         yield _dyadic(what, label, observed, predicted)
-    yield _dyadic(
-        "H(KV_2|KV_1) ≤ H(t_2|t_1)", "|V|=3, n=2, one layer, one head, d=1, m=2, integer weights", found.kv_given_kv[1], found.tokens[1], "<=",
-        "statement", note="the cache forgot which of a, b came first; when c or a follows, it learns it late: the bit moves from step 1 to step 2",
-    )  # fmt: skip
-    own = truth(COUNTEREXAMPLE)
-    yield exact(
-        what="the same, decided by integers: 2^(2 H(KV_2|KV_1)) ≤ 2^(2 H(t_2|t_1))", ran_on=label, observed=own.kv_given_kv[1].power(),
-        predicted=own.tokens[1].power(), relation="<=",
-    )  # fmt: skip
-    yield _dyadic(
-        "H(t_2|t_1) = H(t_2|KV_1)", label, found.tokens[1], next_token_given_kv(language, kv)[1], "=", "statement"
-    )
 
     number = context.size(20, 400)
     cases = ternary_models(context, number)
@@ -299,14 +313,14 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
     by_floats = [_violations(f.kv_given_kv, f.tokens) for f in steps]
     by_integers = [sum(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in cases]
     yield exact(
-        what="violating steps of each model, by floats (by more than 1e-9 bit) and by integers", ran_on=ternary_label(number), observed=str(by_floats),
-        predicted=str(by_integers), role="control",
+        what="models in which float64 and exact integer arithmetic count different numbers of steps that break the bound", ran_on=ternary_label(number),
+        observed=sum(a != b for a, b in zip(by_floats, by_integers)), predicted=0, role="control",
     )  # fmt: skip
     largest_excess = max(
         ((a, b) for f in steps for a, b in zip(f.kv_given_kv, f.tokens)), key=lambda pair: pair[0] - pair[1]
     )
     yield numerical(
-        what="H(KV_t|KV_<t) ≤ H(t_t|t_<t): the step that breaks it most", ran_on=ternary_label(number), observed=largest_excess[0],
+        what="H(KV_t|KV_<t) ≤ H(t_t|t_<t) at the step of all models that breaks it most", ran_on=ternary_label(number), observed=largest_excess[0],
         predicted=largest_excess[1], relation="<=", tolerance=ROUNDING, because=BECAUSE,
         note=f"{sum(map(bool, by_floats))} of {number} models break it at some step",
     )  # fmt: skip
@@ -330,7 +344,7 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
             )
         )  # fmt: skip
         yield exact(
-            what="models whose KV is neither constant nor tells the two tokens apart everywhere (either way no law breaks the bound)",
+            what="two-token models whose KV is neither the same for all texts nor different for the two tokens after every text (if either, no law breaks the bound)",
             ran_on=where, observed=unlike, predicted=0, role="control",
         )  # fmt: skip
         broken = 0
@@ -340,7 +354,7 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
                 f = sequential(law, table.__getitem__)
                 broken += _violations(f.kv_given_kv, f.tokens)
         yield exact(
-            what=f"violating steps with |V|=2, over all laws with probabilities in multiples of 1/{parts}", ran_on=where, observed=broken,
+            what=f"steps that break the bound with |V|=2, over all laws with probabilities in multiples of 1/{parts}", ran_on=where, observed=broken,
             predicted=0, role="control",
         )  # fmt: skip
 
@@ -363,11 +377,11 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
             "statement",
         )
         yield exact(
-            what=f"2^(2 H(KV_2|KV_1)) and 2^(2 H(t_2|t_1)) with |V|=2, as integers: {example.name}", ran_on=where, role="control",
+            what=f"2^(2 H(KV_2|KV_1)) and 2^(2 H(t_2|t_1)) with |V|=2, exact: {example.name}", ran_on=where, role="control",
             observed=f"{own.kv_given_kv[1].power()} and {own.tokens[1].power()}", predicted="4 and 1",
         )  # fmt: skip
         yield exact(
-            what=f"steps of the same model and law that break the bound without that: {example.name}", ran_on=where, predicted=0, role="control",
+            what=f"steps that break the bound for the same weights and law with that feature removed: {example.name}", ran_on=where, predicted=0, role="control",
             observed=sum(a.exceeds(b) for a, b in zip(safe.kv_given_kv, safe.tokens)),
         )  # fmt: skip
         two_tokens[example.name] = {
@@ -405,12 +419,12 @@ def per_step_entropy(context: Context, *, sequential: Function, next_token_given
             "level": interval.level,
         }
         yield statistical(
-            what=f"share of random models that break the bound, {name}", ran_on=where, interval=interval, predicted=0.0, relation="!=",
+            what=f"the share of random models that break the bound is above 0: {name}", ran_on=where, interval=interval, predicted=0.0, relation="!=",
             role="assumption", note=f"{broken} of {models} models",
         )  # fmt: skip
     within = ternary_models(context, small, 2, 4)
     yield exact(
-        what="models that break the bound, |V|=2, closed loop, no positions, BOS or sink", ran_on=f"{small} random 2-layer models, ternary KV, n=4",
+        what="random two-token models that break the bound without any of those features (closed loop; no positions, BOS or sink)", ran_on=f"{small} random 2-layer models, ternary KV, n=4",
         observed=sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.tokens)) for _, t in within), predicted=0, role="control",
     )  # fmt: skip
     yield Picture(
@@ -438,7 +452,7 @@ def _all_cases(context: Context) -> list[tuple[str, list[tuple[Instance, Truth]]
 
 
 @claim(
-    id="sequential/per-step-entropy-corrected", paper=PAPER, section="Theorem 1, corrected (theory.md A1, ii)",
+    id="sequential/per-step-entropy-corrected", paper=PAPER, section="Theorem 1, corrected",
     statement="At each position, the new KV given all KV before it has at most the entropy of the new token plus what the cache so far "
     "leaves open about the tokens so far.",
     formula="H(KV_t | KV_<t) ≤ H(t_t | t_<t) + H(t_<t | KV_<t)",
@@ -480,7 +494,7 @@ def per_step_corrected(context: Context, *, sequential: Function, tokens_given_k
             note=f"attained at {sum(abs(a - b) < GAP for a, b in pairs)} of {len(pairs)} steps",
         )  # fmt: skip
         yield exact(
-            what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
+            what="steps with H(KV_t|KV_<t) > H(t_t|t_<t) + H(t_<t|KV_<t), counted in exact integer arithmetic", ran_on=where, predicted=0,
             observed=sum(a.exceeds(b + c) for t in truths for a, b, c in zip(t.kv_given_kv, t.tokens, t.tokens_given_kv)),
         )  # fmt: skip
         yield _agreement(
@@ -490,7 +504,7 @@ def per_step_corrected(context: Context, *, sequential: Function, tokens_given_k
 
 
 @claim(
-    id="sequential/per-step-entropy-decoded", paper=PAPER, section="Theorem 1, sharpened (theory.md A1, ii')",
+    id="sequential/per-step-entropy-decoded", paper=PAPER, section="Theorem 1, sharpened",
     statement="Where decoding makes the new KV a function of the stored cache and the new token, it has at most the entropy of the new token "
     "given that cache.",
     formula="H(KV_t | KV_<t) ≤ H(t_t | KV_<t) = H(t_t | t_<t) + I(t_t; t_<t | KV_<t)",
@@ -516,7 +530,7 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
         "H(KV_2|KV_1) ≤ H(t_2|KV_1), attained", label, found.kv_given_kv[1], given[1], "<=", "statement", tightness=1.0
     )
     yield exact(
-        what="I(t_2; t_1|KV_1): 2^(2 I)", ran_on=label, observed=information(COUNTEREXAMPLE)[1].power(), predicted=4, role="control",
+        what="I(t_2; t_1|KV_1) as an integer, 2^(2 I)", ran_on=label, observed=information(COUNTEREXAMPLE)[1].power(), predicted=4, role="control",
         note="1 bit: the cache does not know what the first token says about the second",
     )  # fmt: skip
     arbitrary = arbitrary_caches(context)
@@ -551,7 +565,7 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
         note=f"attained at {sum(abs(a - b) < GAP for a, b in pairs)} of {len(pairs)} steps",
     )
     yield exact(
-        what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
+        what="steps with H(KV_t|KV_<t) > H(t_t|KV_<t), counted in exact integer arithmetic", ran_on=where, predicted=0,
         observed=sum(a.exceeds(b) for _, t in cases for a, b in zip(t.kv_given_kv, t.next_token_given_kv)),
     )  # fmt: skip
     yield from _split_of_next_token(
@@ -566,14 +580,14 @@ def per_step_decoded(context: Context, *, sequential: Function, next_token_given
         own = truth(Instance(FiniteLanguage({(0, 2): HALF, (1, 2): HALF}), caches.kv, ""))
         step, bound = own.kv_given_kv[1], own.next_token_given_kv[1]
         yield exact(
-            what=f"H(KV_2|KV_1) ≤ H(t_2|KV_1) = 0 with a ternary store in {loop} loop", role="control", predicted=observed,
+            what=f"H(KV_2|KV_1) ≤ H(t_2|KV_1) = 0 with a ternary store in {loop} loop: holds or is violated", role="control", predicted=observed,
             ran_on=f"ac, bc; v(a) = .3, v(b) = .4, both stored as 0; every number {caches.margin:.3f} or more from a rounding threshold",
-            observed="violated" if step.exceeds(bound) else "holds", note=f"H(KV_2|KV_1) = {bits}: the assumption is needed",
+            observed="violated" if step.exceeds(bound) else "holds", note=f"H(KV_2|KV_1) = {bits} bit" + (": the assumption is needed" if bits else ""),
         )  # fmt: skip
     cases = ternary_models(context, number, loop="open")
     broken = sum(any(a.exceeds(b) for a, b in zip(t.kv_given_kv, t.next_token_given_kv)) for _, t in cases)
     yield statistical(
-        what="share of random models that break it with an open-loop store (attention reads exact KV, the store is ternary)",
+        what="without the assumption, the share of random models that break the bound is above 0 (open loop: attention reads exact KV, the store is ternary)",
         ran_on=ternary_label(number, "open loop"), interval=proportion_interval(broken, number, 1 - context.alpha(1)), predicted=0.0, relation="!=",
         role="assumption", note=f"{broken} of {number} models",
     )  # fmt: skip
@@ -597,7 +611,7 @@ def _split_of_next_token(
         note=f"I > 0 at {sum(i.top > i.bottom for steps in shared for i in steps)} of {len(bits)} steps, up to {max(bits):.3f} bit",
     )  # fmt: skip
     yield exact(
-        what="the same, decided by integers: steps that break it", ran_on=where, predicted=0,
+        what="steps with H(t_t|KV_<t) ≠ H(t_t|t_<t) + I(t_t; t_<t|KV_<t), counted in exact integer arithmetic", ran_on=where, predicted=0,
         observed=sum(
             a.exceeds(b + i) or (b + i).exceeds(a) for t, steps in zip(truths, shared) for a, b, i in zip(t.next_token_given_kv, t.tokens, steps)
         ),
@@ -605,7 +619,7 @@ def _split_of_next_token(
 
 
 @claim(
-    id="sequential/per-step-entropy-injective", paper=PAPER, section="Theorem 1 with its unverified assumption (theory.md A1, iii)",
+    id="sequential/per-step-entropy-injective", paper=PAPER, section="Theorem 1 with its unverified assumption",
     statement="Where the cache so far determines the tokens so far, a step of KV has exactly the entropy of a step of tokens.",
     formula="t_≤i ↦ KV_≤i injective  ⇒  H(KV_i | KV_<i) = H(t_i | t_<i) = H(t_i | KV_<i)",
     assumptions=("the map from tokens to caches is injective on the strings of positive probability, at every length",),
@@ -632,8 +646,9 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
         tolerance=ROUNDING, because=BECAUSE,
     )  # fmt: skip
     yield exact(
-        what="the counterexample is injective (it is, at the end, not at the first step)", ran_on=COUNTEREXAMPLE.label,
-        observed=bool(is_injective(COUNTEREXAMPLE.language, COUNTEREXAMPLE.kv)), predicted=False, role="control",
+        what="the cache of the counterexample: injective at every length or not", ran_on=COUNTEREXAMPLE.label,
+        observed=_injective(is_injective(COUNTEREXAMPLE.language, COUNTEREXAMPLE.kv)), predicted="not injective", role="control",
+        note="after two tokens it is injective, after one it is not",
     )  # fmt: skip
     for where, cases in _all_cases(context):
         # injectivity once more, by whole histories
@@ -647,13 +662,17 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
             for c, _ in cases
         ]
         yield exact(
-            what="which caches are injective", ran_on=where, observed=str(told), predicted=str(true), role="control"
+            what="caches that the function and an enumeration of all histories judge differently as to injectivity",
+            ran_on=where,
+            observed=sum(a != b for a, b in zip(told, true)),
+            predicted=0,
+            role="control",
         )
         all_found = [sequential(c.language, c.kv) for c, _ in cases]
         yield from _measured_right(where, all_found, [t for _, t in cases])
         chosen = [(f, t) for f, (_, t), yes in zip(all_found, cases, told) if yes]
         yield exact(
-            what="injective caches among them",
+            what="number of injective caches among them",
             ran_on=where,
             observed=len(chosen),
             predicted=1,
@@ -665,7 +684,7 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
             [pair for f, _ in chosen for pair in zip(f.kv_given_kv, f.tokens)],
         )  # fmt: skip
         yield exact(
-            what="the same, decided by integers, H(t_t|KV_<t) included", ran_on=where, predicted=0,
+            what="steps of injective caches where H(KV_t|KV_<t), H(t_t|t_<t) and H(t_t|KV_<t) are not all equal, counted in exact integer arithmetic", ran_on=where, predicted=0,
             observed=sum(
                 a.exceeds(b) or b.exceeds(a) or b.exceeds(c) or c.exceeds(b)
                 for _, t in chosen
@@ -680,15 +699,15 @@ def per_step_injective(context: Context, *, sequential: Function, is_injective: 
     where = "three fair coins, the first never stored"
     found = sequential(spare.language, spare.kv)
     yield exact(
-        what="a cache that is not injective",
+        what="the cache that never stores the first coin: injective or not",
         ran_on=where,
-        observed=bool(is_injective(spare.language, spare.kv)),
-        predicted=False,
+        observed=_injective(is_injective(spare.language, spare.kv)),
+        predicted="not injective",
         role="control",
     )
     for t, (step, token) in enumerate(zip(found.kv_given_kv, found.tokens)):
         yield _dyadic(
-            f"H(KV_{t + 1}|KV_<{t + 1}) ≤ H(t_{t + 1}|t_<{t + 1}) for it", where, step, token, "<=",
+            f"H(KV_{t + 1}|KV_<{t + 1}) ≤ H(t_{t + 1}|t_<{t + 1}) for a cache that is not injective", where, step, token, "<=",
             note="injectivity is sufficient, not necessary: what was forgotten must not matter for the next token",
         )  # fmt: skip
     yield from _real_injectivity(context)

@@ -242,7 +242,7 @@ class TwoTokens(NamedTuple):
 
 
 def two_token_violations() -> list[TwoTokens]:
-    """By hand, one for each feature that makes |V| = 2 unsafe (theory.md A2): tokens a = 0 and b = 1 write one KV at position 1,
+    """By hand, one for each feature with which two tokens can break the per-step bound: tokens a = 0 and b = 1 write one KV at position 1,
     the second token follows from the first, and its KV, all the same, differs by what came first.
 
     m = d = 1 and uniform attention (W_Q = W_K = 0) wherever nothing else is said; every number is a rational but for cos 1, sin 1.
@@ -290,7 +290,9 @@ def two_token_violations() -> list[TwoTokens]:
 
 
 COUNTEREXAMPLE = Instance(
-    FiniteLanguage({("a", "c"): HALF, ("b", "a"): HALF}), collision_model().kv, "ac, ba; KV(a) = KV(b)"
+    FiniteLanguage({("a", "c"): HALF, ("b", "a"): HALF}),
+    collision_model().kv,
+    "texts ac and ba, each 1/2; KV(a) = KV(b)",
 )
 #: four strings, each 1/4; the cache keeps the number of ones, so that two strings in the middle merge: 1/4, 1/2, 1/4
 MERGED = Instance(

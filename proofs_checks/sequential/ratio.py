@@ -15,7 +15,7 @@ from proofs_checks.evidence import Evidence, Picture, certified, exact
 PAPER = "2604.15356"
 Result = Iterator[Evidence | Picture]
 
-#: the paper's "70B" and its rates (A-C1, A-C2)
+#: the paper's "70B" and its rates
 LAYERS, HEADS, HEAD_DIM = 80, 64, 128
 TURBOQUANT_BITS = 3
 TOKEN_BITS = Fraction(43, 10)
@@ -23,7 +23,7 @@ OVERHEAD = 1000
 VOCABULARY = 128_256
 #: positions of the context that the paper's text speaks of; an arithmetic code of so many tokens spends at most 2 bits more than they have
 POSITIONS = 128_000
-#: KV heads that a 70B model of the Llama class has (A4)
+#: KV heads that a 70B model of the Llama class has
 GQA_HEADS = 8
 
 
@@ -68,7 +68,7 @@ SLIPS = [
 
 
 @claim(
-    id="sequential/ratio-914000", paper=PAPER, section="abstract, theoretical limit and 1000x overhead (theory.md A-C2, A-R1)",
+    id="sequential/ratio-914000", paper=PAPER, section="abstract: theoretical limit and 1000x overhead; the adaptive bit rule",
     statement="The theoretical limit for the KV cache of a 70B model is 4.3 bits a position, 914,000 times less than TurboQuant at 3 bits a "
     "number, and the paper's adaptive residual coder stays within 1000 times that limit, 914 times less.",
     formula="limit: 2 L H d · 3 / 4.3 ≈ 914,000;  adaptive residual coder: Σ_c b_c ≤ 1000 · 4.3 bits a position, with b_c = max(1, ⌊b_0 h_i / h̄⌋)",
@@ -96,7 +96,7 @@ def ratio_914000(context: Context, *, components: Function, ratio: Function, flo
         observed=enclosure(ratio(paper, TURBOQUANT_BITS, TOKEN_BITS)), predicted=rounds_to(914_456),
     )  # fmt: skip
     yield certified(
-        what="printed for the theoretical limit: 914,000", ran_on=size, observed=enclosure(ratio(paper, TURBOQUANT_BITS, TOKEN_BITS)),
+        what="printed for the theoretical limit, to three digits: 914,000", ran_on=size, observed=enclosure(ratio(paper, TURBOQUANT_BITS, TOKEN_BITS)),
         predicted=rounds_to(914_000, 1000), note="the division is right",
     )  # fmt: skip
     yield certified(
@@ -111,22 +111,22 @@ def ratio_914000(context: Context, *, components: Function, ratio: Function, flo
     )  # fmt: skip
     least = floor(paper, 1)
     yield exact(
-        what="bits a position below which max(1, ·) bits a number cannot go",
+        what="least bits a position where every number gets max(1, ·) bits",
         ran_on=size,
         observed=least,
         predicted=1_310_720,
         role="control",
     )
     yield certified(
-        what="that floor against 4.3 bits: 304,819 times the entropy", ran_on=size, observed=enclosure(ratio(paper, 1, TOKEN_BITS)),
+        what="one bit a number, 1,310,720 bits a position, over 4.3 bits: 304,819 times the entropy", ran_on=size, observed=enclosure(ratio(paper, 1, TOKEN_BITS)),
         predicted=rounds_to(304_819), role="control",
     )  # fmt: skip
     yield exact(
-        what="bits a position of the paper's adaptive residual coder, at least, against 1000 times the entropy", ran_on=size, observed=least,
+        what="bits a position that the paper's adaptive residual coder spends at least ≤ 1000 times the entropy", ran_on=size, observed=least,
         predicted=OVERHEAD * TOKEN_BITS, relation="<=", note="914 times less would need 0.0033 bit a number; the rule gives each at least 1",
     )  # fmt: skip
     yield exact(
-        what="ratio over 3 bits a number that the paper's adaptive residual coder can reach, at most, against 914", ran_on=size,
+        what="the largest ratio to 3 bits a number that the paper's adaptive residual coder can reach ≥ 914", ran_on=size,
         observed=Fraction(ratio(paper, TURBOQUANT_BITS, max(least, 1))), predicted=914, relation=">=",
     )  # fmt: skip
 
@@ -165,11 +165,11 @@ def ratio_914000(context: Context, *, components: Function, ratio: Function, flo
             "raw token ids of log2 128256 bits, no model",
             ratio(paper, TURBOQUANT_BITS, log2(VOCABULARY)),
             231_731,
-            "231,730.64",
+            "231,730.64 before rounding",
         ),
     ):
         yield certified(
-            what=f"{label}: {printed:,}",
+            what=f"ratio to 3 bits a number, rounded: {printed:,} for {label}",
             ran_on=size,
             observed=enclosure(observed),
             predicted=rounds_to(printed),
@@ -179,7 +179,7 @@ def ratio_914000(context: Context, *, components: Function, ratio: Function, flo
         steps.append({"label": label, "ratio": float(ball(observed))})
     gain = ball(ratio(paper, TURBOQUANT_BITS, TOKEN_BITS)) / ball(ratio(paper, TURBOQUANT_BITS, log2(VOCABULARY)))
     yield certified(
-        what="of which prediction buys log2 128256 / 4.3 = 3.95",
+        what="factor of the 914,000 that prediction buys over raw token ids, log2 128256 / 4.3 = 3.95",
         ran_on=size,
         observed=enclosure(gain),
         predicted=(3.945, 3.955),
@@ -202,8 +202,12 @@ def ratio_914000(context: Context, *, components: Function, ratio: Function, flo
     yield Picture(figure="ratio-914000", data={"model": size, "against": "TurboQuant, 3 bits a number", "steps": steps})
 
 
+def _listed(numbers: Any) -> str:
+    return " ".join(map(str, numbers))
+
+
 @claim(
-    id="sequential/ratio-corrected", paper=PAPER, section="abstract, corrected (theory.md A3-A5)",
+    id="sequential/ratio-corrected", paper=PAPER, section="abstract, corrected",
     statement="Against b_0 bits a number, a coder with at least one bit a number gains at most b_0. Storing token indices gains the printed "
     "order without any model; prediction multiplies that by index bits over entropy, whatever the size of the model.",
     formula="N b_0 / Σ_c max(1, ·) ≤ b_0;   (N b_0 / h̄) / (N b_0 / log2|V|) = log2|V| / h̄",
@@ -222,12 +226,12 @@ def ratio_corrected(
     # half the positions certain, half 8 bits: mean 4; b = max(1, floor(3 * 0 / 4)), floor(3 * 8 / 4)
     surprisals = [Fraction(0), Fraction(8)] * 3
     yield exact(
-        what="bits a number of surprisals 0, 8, 0, 8, .. at b_0 = 3", ran_on="max(1, floor(3 h / 4))", observed=str(adaptive_bits(surprisals, 3)),
-        predicted=str([1, 6] * 3), role="control",
+        what="bits a number that the adaptive rule gives to surprisals 0 8 0 8 0 8 at b_0 = 3", ran_on="max(1, ⌊3 h / 4⌋)", role="control",
+        observed=_listed(adaptive_bits(surprisals, 3)), predicted=_listed([1, 6] * 3),
     )  # fmt: skip
     yield exact(
-        what="the same at b_0 = 3 of 1, 2, 3", ran_on="max(1, floor(3 h / 2))", observed=str(adaptive_bits([1, 2, 3], 3)), predicted=str([1, 3, 4]),
-        role="control",
+        what="bits a number that the adaptive rule gives to surprisals 1 2 3 at b_0 = 3", ran_on="max(1, ⌊3 h / 2⌋)", role="control",
+        observed=_listed(adaptive_bits([1, 2, 3], 3)), predicted=_listed([1, 3, 4]),
     )  # fmt: skip
     rng = context.rng("surprisals")
     rates = []
@@ -236,7 +240,7 @@ def ratio_corrected(
         if any(h):
             rates.append(Fraction(sum(adaptive_bits(h, TURBOQUANT_BITS)), len(h)))
     yield exact(
-        what="largest gain over 3 bits a number of the adaptive rule", ran_on=f"{len(rates)} random surprisal sequences", observed=TURBOQUANT_BITS / min(rates),
+        what="largest gain of the adaptive rule over 3 bits a number", ran_on=f"{len(rates)} random surprisal sequences", observed=TURBOQUANT_BITS / min(rates),
         predicted=TURBOQUANT_BITS, relation="<=", tightness=float(1 / min(rates)),
     )  # fmt: skip
     sizes = [(80, 64, 128), (80, 8, 128), (32, 8, 64), (1, 1, 1)]
@@ -251,16 +255,16 @@ def ratio_corrected(
             role="control",
         )
         yield exact(
-            what="gain of a coder with one bit a number over 3 bits a number", ran_on=where, observed=Fraction(ratio(n, TURBOQUANT_BITS, floor(n))),
+            what="gain over 3 bits a number of a coder that gives every number one bit", ran_on=where, observed=Fraction(ratio(n, TURBOQUANT_BITS, floor(n))),
             predicted=TURBOQUANT_BITS, note="attained when every number gets one bit",
         )  # fmt: skip
         yield exact(
-            what="gain of entropy over 17-bit token ids, at 4.3 bits", ran_on=where, predicted=17 / TOKEN_BITS,
+            what="gain of an entropy code of the tokens, at 4.3 bits each, over token ids of 17 bits", ran_on=where, predicted=17 / TOKEN_BITS,
             observed=Fraction(ratio(n, TURBOQUANT_BITS, TOKEN_BITS)) / Fraction(ratio(n, TURBOQUANT_BITS, 17)),
         )  # fmt: skip
     n = components(*sizes[0])
     yield certified(
-        what="token ids of 17 bits against 3 bits a number, no model", ran_on="L=80, H=64, d=128", observed=enclosure(ratio(n, TURBOQUANT_BITS, 17)),
+        what="gain over 3 bits a number of storing token ids of 17 bits, without any model: 231,304", ran_on="L=80, H=64, d=128", observed=enclosure(ratio(n, TURBOQUANT_BITS, 17)),
         predicted=rounds_to(231_304),
     )  # fmt: skip
     if context.cache is not None and context.cache.surprisal_bits is not None:
@@ -268,7 +272,7 @@ def ratio_corrected(
         if any(real):
             spent = adaptive_bits(real, TURBOQUANT_BITS)
             yield exact(
-                what="gain over 3 bits a number of the adaptive rule on real surprisals", observed=Fraction(TURBOQUANT_BITS * len(real), sum(spent)),
+                what="gain of the adaptive rule over 3 bits a number, on real surprisals", observed=Fraction(TURBOQUANT_BITS * len(real), sum(spent)),
                 predicted=TURBOQUANT_BITS, relation="<=", ran_on=f"{context.cache.meta.get('model', context.cache_name)}, {len(real)} positions",
                 note=f"{spent.count(1)} positions at the floor; mean surprisal {sum(real) / len(real):.2f} bits",
             )  # fmt: skip

@@ -104,7 +104,7 @@ SIMILARITY_SLIPS = [
 
 
 @claim(
-    id="trie/metric", paper=PAPER, section="section on the trie metric (theory.md A-D1, A7)",
+    id="trie/metric", paper=PAPER, section="section on the trie metric",
     statement="d_T(s, t), the surprisal of the longest common prefix, is a metric, even an ultrametric, on token strings.",
     formula="d_T(s,t) = −log2 P(s∧t);  d_T(s,s) = 0,  d_T(s,u) ≤ max(d_T(s,t), d_T(t,u)) ≤ d_T(s,t) + d_T(t,u)",
     expected=Verdict.FAILS,
@@ -150,16 +150,21 @@ def metric(context: Context, *, similarity: Function) -> Result:
         triangle = _violated(p[:, None, :] * scale < p[:, :, None] * p[None, :, :])
         ultra = _violated(p[:, None, :] < np.minimum(p[:, :, None], p[None, :, :]))
         yield exact(
-            what="triples that violate the triangle inequality: floats and integers agree", ran_on=where, role="control",
+            what="triples (s, t, u) that violate the triangle inequality, counted in float64 = in exact integers", ran_on=where, role="control",
             observed=triples(d[:, None, :] > d[:, :, None] + d[None, :, :] + 1e-9), predicted=triangle,
         )  # fmt: skip
-        yield exact(what="triples that violate the triangle inequality", ran_on=where, observed=triangle, predicted=0)
         yield exact(
-            what="triples that violate the ultrametric inequality, the same number for every strictly positive law", ran_on=where, role="control",
+            what="triples (s, t, u) that violate the triangle inequality, counted in exact integers",
+            ran_on=where,
+            observed=triangle,
+            predicted=0,
+        )
+        yield exact(
+            what="triples that violate the ultrametric inequality, counted in float64: 9,088 for every strictly positive law", ran_on=where, role="control",
             observed=triples(d[:, None, :] > np.maximum(d[:, :, None], d[None, :, :]) + 1e-9), predicted=9088,
         )  # fmt: skip
         yield exact(
-            what="triples that violate the ultrametric inequality, in integers",
+            what="triples (s, t, u) that violate the ultrametric inequality, counted in exact integers",
             ran_on=where,
             observed=ultra,
             predicted=0,
@@ -207,7 +212,7 @@ def _furthest(
     at = np.unravel_index(np.argmax(np.where(np.isfinite(difference), apart, np.inf)), apart.shape)
     reason = (0.0, "all probabilities are powers of two: no step rounds") if dyadic else (ROUNDING, BECAUSE)
     return numerical(
-        what=f"{what}: the furthest from it of {left.size}", ran_on=ran_on, observed=float(left[at]), predicted=float(right[at]), relation=relation,
+        what=f"{what}, at the worst of {left.size} cases", ran_on=ran_on, observed=float(left[at]), predicted=float(right[at]), relation=relation,
         role=role, tolerance=reason[0], because=reason[1], **more,
     )  # fmt: skip
 
@@ -222,12 +227,12 @@ def _realised(context: Context) -> Result:
         return
     where = f"{context.cache.meta.get('model', context.cache_name)}, {len(bits)} transitions of its text"
     yield numerical(
-        what="smallest surprisal, bits: P < 1", ran_on=where, observed=float(bits.min()), predicted=0.0, relation=">", tolerance=0.0, role="assumption",
+        what="least surprisal of a transition is above 0 bits (P < 1)", ran_on=where, observed=float(bits.min()), predicted=0.0, relation=">", tolerance=0.0, role="assumption",
         because="computed in float64, it is 0 only where the probability rounds to 1",
         note=f"of the tokens that came; of those that did not it says nothing. P > 0 for all of them: the largest is {bits.max():.1f} bits",
     )  # fmt: skip
     yield exact(
-        what="transitions of surprisal 0, P = 1",
+        what="transitions of surprisal 0 (P = 1)",
         ran_on=where,
         observed=int((bits == 0).sum()),
         predicted=0,
@@ -236,7 +241,7 @@ def _realised(context: Context) -> Result:
 
 
 @claim(
-    id="trie/similarity-ultrametric", paper=PAPER, section="section on the trie metric, corrected (theory.md A7)",
+    id="trie/similarity-ultrametric", paper=PAPER, section="section on the trie metric, corrected",
     statement="d_T is a similarity that obeys the reversed ultrametric inequality: two strings share at least the lesser of what each shares "
     "with a third. With the diagonal put to 0, 2^(−d_T) is an ultrametric where every prefix has positive probability.",
     formula="d_T(s,u) ≥ min(d_T(s,t), d_T(t,u));   P(s∧u) ≤ max(P(s∧t), P(t∧u))",
@@ -258,13 +263,15 @@ def similarity_ultrametric(context: Context, *, similarity: Function) -> Result:
         p = np.array([[whole[shared(s, t)] for t in strings] for s in strings], object)
         d = matrix(similarity, law, strings)
         true = [[Power(scale, x, 1).bits() for x in row] for row in p]
-        yield _furthest("d_T = −log2 of the product of integers", where, d, true, role="control", dyadic=law is DYADIC)
+        yield _furthest(
+            "d_T(s,t) in float64 = −log2 of the exact P(s∧t)", where, d, true, role="control", dyadic=law is DYADIC
+        )
         yield exact(
-            what="triples with d_T(s,u) < min(d_T(s,t), d_T(t,u)), as floats, no tolerance", ran_on=where, predicted=0,
+            what="triples with d_T(s,u) < min(d_T(s,t), d_T(t,u)), counted in float64 without tolerance", ran_on=where, predicted=0,
             observed=triples(d[:, None, :] < np.minimum(d[:, :, None], d[None, :, :])),
         )  # fmt: skip
         yield exact(
-            what="triples with P(s∧u) > max(P(s∧t), P(t∧u)), as integers", ran_on=where, predicted=0,
+            what="triples with P(s∧u) > max(P(s∧t), P(t∧u)), counted in exact integers", ran_on=where, predicted=0,
             observed=_violated(p[:, None, :] > np.maximum(p[:, :, None], p[None, :, :])),
         )  # fmt: skip
         yield exact(what="pairs with d_T(s,t) ≠ d_T(t,s)", ran_on=where, observed=int((d != d.T).sum()), predicted=0)
@@ -275,7 +282,7 @@ def similarity_ultrametric(context: Context, *, similarity: Function) -> Result:
             observed=_violated(off[:, None, :] > np.maximum(off[:, :, None], off[None, :, :])) + int((off == 0).sum()) - len(strings), predicted=0,
         )  # fmt: skip
         yield exact(
-            what="strings at distance 0 from themselves without that repair: P(s) = 0", ran_on=where, observed=int((np.diag(p) == 0).sum()), predicted=0,
+            what="strings s at distance 2^(−d_T(s,s)) = P(s) = 0 from themselves where the diagonal is not put to 0", ran_on=where, observed=int((np.diag(p) == 0).sum()), predicted=0,
             role="control", note="so 2^(−d_T) itself is a partial ultrametric",
         )  # fmt: skip
     deep = (0,) * 1200
@@ -312,7 +319,7 @@ def _from_similarity(weight: float) -> Any:
 
 
 @claim(
-    id="trie/tree-distance", paper=PAPER, section="section on the trie metric, corrected (theory.md A7)",
+    id="trie/tree-distance", paper=PAPER, section="section on the trie metric, corrected",
     statement="The number of bits that encode both tails given the common prefix is a metric on token strings.",
     formula="D(s,t) = −log2 P(s) − log2 P(t) − 2 d_T(s,t) = −log2 P(s | s∧t) − log2 P(t | s∧t)",
     assumptions=("every transition has probability strictly between 0 and 1",),
@@ -348,10 +355,12 @@ def tree_distance(context: Context, *, distance: Function) -> Result:
         top = np.array([[whole[shared(s, t)] ** 2 for t in strings] for s in strings], object)
         bottom = np.array([[whole[s] * whole[t] for t in strings] for s in strings], object)
         true = [[Power(x, y, 1).bits() for x, y in zip(*rows)] for rows in zip(top, bottom)]
-        yield _furthest("D = log2 P(s∧t)² / (P(s) P(t))", where, d, true, role="control", dyadic=dyadic)
-        yield exact(what="D(s,s) ≠ 0", ran_on=where, observed=int((np.diag(d) != 0).sum()), predicted=0)
+        yield _furthest(
+            "D(s,t) in float64 = log2 of the exact P(s∧t)² / (P(s) P(t))", where, d, true, role="control", dyadic=dyadic
+        )
+        yield exact(what="strings with D(s,s) ≠ 0", ran_on=where, observed=int((np.diag(d) != 0).sum()), predicted=0)
         yield exact(
-            what="D(s,t) ≤ 0 for s ≠ t",
+            what="pairs s ≠ t with D(s,t) ≤ 0",
             ran_on=where,
             observed=int((d <= 0).sum()) - int((np.diag(d) <= 0).sum()),
             predicted=0,
@@ -364,7 +373,7 @@ def tree_distance(context: Context, *, distance: Function) -> Result:
             note=f"attained by {triples(left == right)} triples: t on the path from s to u",
         )  # fmt: skip
         yield exact(
-            what="the same in integers: triples that violate it",
+            what="triples with D(s,u) > D(s,t) + D(t,u), counted in exact integers",
             ran_on=where,
             observed=_violated(left > right),
             predicted=0,
@@ -391,7 +400,7 @@ def _matches(change: Any) -> Any:
 
 
 @claim(
-    id="trie/retrieval-is-longest-prefix", paper=PAPER, section="section 7.3, retrieval from the trie (theory.md A7)",
+    id="trie/retrieval-is-longest-prefix", paper=PAPER, section="section 7.3, retrieval from the trie",
     statement="The stored string of largest d_T with a query is one with the longest exact common prefix: retrieval by d_T is prefix reuse, "
     "whatever the law.",
     formula="argmax_t d_T(s,t) ⊆ argmax_t |s∧t|",
@@ -436,10 +445,17 @@ def retrieval(context: Context, *, similarity: Function, trie: Function) -> Resu
             predicted=0,
         )
         yield exact(
-            what="queries where the trie returns another length", ran_on=where, observed=int(wrong_length), predicted=0
+            what="queries where the trie returns a match shorter or longer than the longest common prefix",
+            ran_on=where,
+            observed=int(wrong_length),
+            predicted=0,
         )
         yield _furthest(
-            "the trie's bits = max d_T", where, [a for a, _ in bits], [b for _, b in bits], dyadic=law is DYADIC
+            "bits of the match that the trie returns = largest d_T of the stored strings",
+            where,
+            [a for a, _ in bits],
+            [b for _, b in bits],
+            dyadic=law is DYADIC,
         )
     certain = FiniteLanguage({("a", "a"): HALF, ("b", "a"): HALF})
     yield _dyadic(
@@ -450,8 +466,9 @@ def retrieval(context: Context, *, similarity: Function, trie: Function) -> Resu
 
 
 @claim(
-    id="trie/swap-time", paper="2604.06228", section="lemma 2 (theory.md A-PLT)",
-    statement="The time T_swap until all of the top K items have been drawn satisfies P(T_swap > T) ≥ 1 − T p_K / K for T ≤ K / (2 p_K).",
+    id="trie/swap-time", paper="2604.06228", section="Lemma 2",
+    statement="Items are drawn independently with probabilities p_1 ≥ p_2 ≥ …; T_swap is the number of draws until each of the K most probable "
+    "has been drawn at least once. Then P(T_swap > T) ≥ 1 − T p_K / K for T ≤ K / (2 p_K).",
     formula="P(T_swap > T) ≥ 1 − T p_K / K",
     expected=Verdict.FAILS,
     functions={"tail": "kvtheory.trie.swap_time_tail"},
@@ -467,7 +484,7 @@ def swap_time(context: Context, *, tail: Function) -> Result:
     law = [Fraction(80, 100), Fraction(15, 100), Fraction(5, 100)]
     where = "K = 2, p = (.80, .15, .05), T = 3 ≤ K / (2 p_K) = 6.7"
     yield exact(
-        what="P(T_swap > 3)",
+        what="P(T_swap > 3) by the function = the sum over all 27 outcomes of three draws",
         ran_on=where,
         observed=tail(law, 2, 3),
         predicted=brute_force_tail(law, 2, 3),
@@ -481,7 +498,7 @@ def swap_time(context: Context, *, tail: Function) -> Result:
         role="control",
     )
     yield exact(
-        what="P(T_swap > T) ≥ 1 − T p_K / K",
+        what="P(T_swap > T) ≥ 1 − T p_K / K at T = 3",
         ran_on=where,
         observed=tail(law, 2, 3),
         predicted=1 - 3 * law[1] / 2,
@@ -502,8 +519,9 @@ def brute_force_tail(law: list[Fraction], top: int, draws: int) -> Fraction:
 
 
 @claim(
-    id="trie/swap-time-corrected", paper="2604.06228", section="lemma 2, corrected",
-    statement="The time T_swap until all of the top K items have been drawn satisfies P(T_swap > T) ≥ (1 − p_K)^T ≥ 1 − T p_K for every T.",
+    id="trie/swap-time-corrected", paper="2604.06228", section="Lemma 2, corrected",
+    statement="Items are drawn independently with probabilities p_1 ≥ p_2 ≥ …; T_swap is the number of draws until each of the K most probable "
+    "has been drawn at least once. Then P(T_swap > T) ≥ (1 − p_K)^T ≥ 1 − T p_K for every T.",
     formula="P(T_swap > T) ≥ (1 − p_K)^T ≥ 1 − T p_K",
     expected=Verdict.HOLDS,
     functions={"tail": "kvtheory.trie.swap_time_tail"},
@@ -530,7 +548,7 @@ def swap_time_corrected(context: Context, *, tail: Function) -> Result:
         false_bound += draws <= top / (2 * law[top - 1]) and value < 1 - draws * law[top - 1] / top
     where = f"{laws} random laws on 2..4 items, K 1..4, T 0..4"
     yield exact(
-        what="laws where the tail is not that of brute force",
+        what="laws where P(T_swap > T) by the function differs from the sum over all outcomes",
         ran_on=where,
         observed=int(unlike),
         predicted=0,
@@ -544,7 +562,7 @@ def swap_time_corrected(context: Context, *, tail: Function) -> Result:
         tightness=float(worst),
     )
     yield exact(
-        what="laws that break the bound as printed, 1 − T p_K / K",
+        what="laws with P(T_swap > T) < 1 − T p_K / K, the bound as printed",
         ran_on=where,
         observed=int(false_bound),
         predicted=0,

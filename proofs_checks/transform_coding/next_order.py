@@ -71,19 +71,26 @@ def _without(term: str) -> Callable[[Function], Function]:
     return wrong
 
 
+#: the parts of R as kvtheory.distortion.remainder_term has them
+TERMS = {
+    "mean": "term −D_K S", "3 Q": "term 3 D_K Q", "fourth moment": "term in a_i² s_i⁴", "third power": "term in a_i³ s_i⁴",
+    "Jensen": "term |M|²/4", "cross": "term −2 M·m", "small m": "term 6 |m|²", "values": "term of the values' noise",
+}  # fmt: skip
+
+
 @claim(
     id="transform-coding/remainder",
     paper=OWN,
     section="the order after Theorem 1 of arXiv 2608.14191, derived here (of the paper we know only that it has a higher-order remainder)",
-    statement="For Gaussian noise the next order is known in closed form. Where all logits have the same variance s^2 it is c s^2 D_K with"
-    " c = 1/2 + 3 sum a^2 - 6 Var_a(a u) / sum |a u|^2 between -7/4 and 7/2: near 1/2 for diffuse attention, 7/2 where one token has all"
-    " of it. So the first order is good to 10 % up to about s^2 = 0.1/|c|: 0.029 at worst, 0.2 where attention is diffuse.",
-    formula="E‖do‖² = D_K + D_V + R + O(σ⁶),  R_K = c s² D_K,  −7/4 ≤ c = ½ + 3Σa_i² − 6 Var_a(a u)/Σ|a_i u_i|² ≤ 7/2",
+    statement="For Gaussian noise the next order is known in closed form. Where all logits have the same variance s² it is c s² D_K with"
+    " c = ½ + 3 Σ a_i² − 6 Var_a(a u)/Σ|a_i u_i|² between −7/4 and 7/2: near ½ for diffuse attention, 7/2 where one token has all"
+    " of it. So the first order is good to 10 % up to about s² = 0.1/|c|: 0.029 at worst, 0.2 where attention is diffuse.",
+    formula="E‖do‖² = D_K + D_V + R + O(σ⁶),  R_K = c s² D_K,  −7/4 ≤ c = ½ + 3 Σ a_i² − 6 Var_a(a u)/Σ|a_i u_i|² ≤ 7/2",
     assumptions=("Gaussian noise, independent over tokens and channels, and of the cache",),
     expected=Verdict.HOLDS_UNDER,
     functions={"remainder_term": "kvtheory.distortion.remainder_term"},
     mutants=[
-        *(Mutant(f"without {term}", "remainder_term", _without(term)) for term in ("mean", "3 Q", "fourth moment", "third power", "Jensen", "cross", "small m", "values")),
+        *(Mutant(f"without its {what}", "remainder_term", _without(term)) for term, what in TERMS.items()),
         *systematic.scales("remainder_term"),
         *systematic.dimension("remainder_term", lambda arguments: arguments["q"].shape[1]),
     ],
@@ -99,7 +106,7 @@ def remainder(context: Context, *, remainder_term: Function) -> Iterator[Evidenc
             truth, size = context.memo((kind, what), partial(_next_order, head, keys, tau2))
             stated = remainder_term(head.q, head.k, head.v, head.w_o, keys, tau2, head.scale)
             yield numerical(
-                what=f"distance of R from the s^4 coefficient of E||do||^2 (quadrature, {what} noisy), relative to D_K + D_V, largest over queries",
+                what=f"distance of R from the σ⁴ term of E‖do‖² (quadrature; noise on the {what}), relative to D_K + D_V, largest over queries",
                 ran_on=f"{kind}, n=3, d=4, D=5, 3 queries, seed {context.seed}, uneven variances, largest logit variance 1",
                 observed=np.max(np.abs(stated - truth) / size), predicted=1e-6, relation="<=", tolerance=0.0,
                 because="polynomial through variances 0.02, 0.01, ..., 0.00125: its linear coefficient is off by 5e-9 times the fifth,"
@@ -129,7 +136,7 @@ def remainder(context: Context, *, remainder_term: Function) -> Iterator[Evidenc
             tries += len(c)
     for name, bound, relation in (("high", 3.5, "<="), ("low", -1.75, ">=")):
         yield search(
-            what=f"c, the {name}est found",
+            what=f"{name}est c found by search, against the proved bound {'7/2' if name == 'high' else '−7/4'}",
             ran_on=f"2 to 10 tokens, equal logit variances, values in the plane, seed {context.seed}",
             worst=worst[name],
             bound=bound,
@@ -137,12 +144,13 @@ def remainder(context: Context, *, remainder_term: Function) -> Iterator[Evidenc
             tries=tries,
             optimiser="Dirichlet vectors of concentration 0.03 to 10, the sharpest, the flat and the two-token one",
             tightness=worst[name] / bound,
+            note=f"{abs(bound - worst[name]):.2g} from the bound",
         )
 
     real = real_heads(context)
     kinds = [(kind, medium(context, kind), noise.rows(medium(context, kind), 8)) for kind in context.synthetic_kinds]
     level = 1 - context.alpha(1 + bool(real))
-    yield _regression(context, "synthetic kinds", kinds, context.size(192, 2048), level, remainder_term)
+    yield _regression(context, "heads of the synthetic kinds", kinds, context.size(192, 2048), level, remainder_term)
     if real:
         instances = [(r.label, r.layer, r.chosen) for r in real]
         yield _regression(context, "real heads", instances, draws_each(context, instances, 9000), level, remainder_term)
@@ -180,7 +188,7 @@ def _regression(
     x, pilot, y = np.array(predicted), np.array(observed)[:, : draws // 4], np.array(observed)[:, draws // 4 :]
     weighted = x / pilot.var(axis=1)
     return statistical(
-        what="slope of E||do||^2 / D_K - 1 on R / D_K over heads (through 0)",
+        what="measured E‖do‖²/D_K − 1 regressed on the predicted R/D_K over heads (line through 0): slope 1 within 40 %",
         ran_on=f"{len(x)} {name}, mean logit variance {variance}, {draws} pairs of draws",
         interval=mean_interval(weighted @ y / (weighted @ x), level),
         predicted=1.0,

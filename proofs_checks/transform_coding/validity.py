@@ -47,7 +47,7 @@ RULE, WITHIN = 0.1, 0.1
 @claim(
     id="transform-coding/validity-range",
     paper=OWN,
-    section="a rule of our theory notes (B-T1); nothing we read of arXiv 2608.14191 states a range for its first order",
+    section="a rule of thumb of our own; nothing we read of arXiv 2608.14191 states a range for its first order",
     statement="Our rule of thumb: the first order predicts the energy of noisy keys within 10 % as long as the mean logit variance is"
     " at most 0.1.",
     formula="|E‖do‖²/D_K − 1| ≤ 0.1  for  mean Var(scale q·dk_i) ≤ 0.1",
@@ -55,9 +55,7 @@ RULE, WITHIN = 0.1, 0.1
     expected=Verdict.FAILS,
     functions={"key_term": "kvtheory.distortion.key_term"},
     mutants=[
-        m
-        for m in KEY_MUTANTS
-        if "averaged" not in m.name and m.name not in ("scale always 1/sqrt d", "causality ignored")
+        m for m in KEY_MUTANTS if "averaged" not in m.name and m.name not in ("scale always 1/√d", "causality ignored")
     ],
     figure="distortion-prediction",
     correction="transform-coding/remainder",
@@ -74,22 +72,22 @@ def validity_range(context: Context, *, key_term: Function) -> Iterator[Evidence
     for variance in (1e-4, RULE):
         yield numerical(
             role="control",
-            what=f"E||do||^2 (quadrature) / D_K at logit variance {variance} = (e^(4s^2) - 2 e^(s^2) + 1) / (2 s^2)",
+            what=f"E‖do‖² by quadrature / D_K at logit variance {variance} = (e^(4s²) − 2 e^(s²) + 1) / (2 s²)",
             ran_on=where, observed=ratio(variance), predicted=two_tokens(variance), tolerance=1e-7,
-            because="the closed form leaves out 1 - a = 2e-9; 12 Hermite nodes integrate exp(2 eta) to 1e-12 at s^2 = 0.1",
+            because="the closed form leaves out 1 - a = 2e-9; 12 Hermite nodes integrate exp(2 eta) to 1e-12 at s² = 0.1",
         )  # fmt: skip
     yield numerical(
         role="control",
-        what="D_K = sum of sigma_ic^2 ||do/dk_ic||^2 (differences in the keys)",
+        what="D_K = Σ_ic σ_ic² ‖∂o/∂k_ic‖², the derivatives by finite differences in the keys",
         ran_on=f"gaussian, {SMALL_SIZES}, seed {context.seed}",
         **by_differences(context, "gaussian", key_term),
         tolerance=1e-8,
         because=BY_DIFFERENCES,
     )
     yield numerical(
-        what=f"E||do||^2 / D_K at logit variance {RULE} is at most {1 + WITHIN}",
+        what=f"E‖do‖² / D_K at logit variance {RULE} is at most {1 + WITHIN}",
         ran_on=f"smallest counterexample: {where}",
-        observed=ratio(RULE), predicted=1 + WITHIN, relation="<=", tolerance=1e-7, because="as above",
+        observed=ratio(RULE), predicted=1 + WITHIN, relation="<=", tolerance=1e-7, because="12 Hermite nodes integrate exp(2 eta) to 1e-12 at s² = 0.1",
         note="one token makes o constant, so two are the fewest; the 10 % is spent at a logit variance of 0.0274 (at 0.188 where attention is diffuse)",
     )  # fmt: skip
 
@@ -122,7 +120,7 @@ def validity_range(context: Context, *, key_term: Function) -> Iterator[Evidence
                 )  # fmt: skip
             yield all_within(
                 measured,
-                what=f"E||do||^2 / D_K of each head at mean logit variance {RULE} within 10 %",
+                what=f"measured E‖do‖² / D_K at mean logit variance {RULE}, worst head: 1 within {100 * WITHIN:g} %",
                 ran_on=f"{label}, {layer.query_heads} heads, {len(chosen)} queries each, {draws} pairs of draws",
                 predicted=1.0,
                 margin=WITHIN,

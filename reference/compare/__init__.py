@@ -1,6 +1,6 @@
 """Codecs compared on captured caches, in one unit: attention error at the rate that their real bytes hold.
 
-For one layer (kvtheory design, section 1):
+For one layer:
 
     coded      the tokens at positions < prefix, as float16 (or another element type): encode -> bytes -> decode
     held out   the true queries at positions prefix .. prefix + held - 1, which no codec sees

@@ -221,7 +221,7 @@ def test_the_information_in_the_sharpened_bound_is_evaluated():
 
 
 class TestTwoTokens:
-    """theory.md A2: |V| = 2 breaks the per-step bound with an open-loop store, rotary keys, a BOS or a sink."""
+    """|V| = 2 breaks the per-step bound with an open-loop store, rotary keys, a BOS or a sink."""
 
     @pytest.mark.parametrize("example", instances.two_token_violations(), ids=lambda e: e.name)
     def test_fixed_models(self, example):

@@ -61,12 +61,12 @@ def test_all_claims_are_here_in_order():
 
 
 def test_statements_of_our_own_are_not_the_papers():
-    """The rule of 0.1 and the closed form of the next order are the theory notes' (B-T1) and ours: no verdict on the paper."""
+    """The rule of 0.1 and the closed form of the next order are ours: no verdict on the paper."""
     own = {name for name, claim in CLAIMS.items() if claim.paper == OWN}
     assert own == {"transform-coding/validity-range", "transform-coding/remainder"}
     assert all(CLAIMS[name].paper == "2608.14191" for name in set(CLAIMS) - own)
     rule, order = CLAIMS["transform-coding/validity-range"], CLAIMS["transform-coding/remainder"]
-    assert "theory notes (B-T1)" in rule.section and rule.statement.startswith("Our rule")
+    assert "rule of thumb of our own" in rule.section and rule.statement.startswith("Our rule")
     assert "derived here" in order.section
     assert not any(c.section.startswith("Theorem 1") for c in (rule, order))
 
