@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 from typing import Any
 
 from figures import style as styles
@@ -58,19 +61,26 @@ def _compared(evidence: dict[str, Any]) -> str:
     return f"{shown[0]} {sign} {shown[1]}"
 
 
+@functools.cache
+def _advance(letter: str) -> float:
+    """How far the pen moves for one letter, in units of the font size."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    font.set_size(100, 72)
+    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / 100
+
+
 def _fitted(text: str, points: float, size: float) -> str:
     """`text` at that font size in that width, cut with an ellipsis where it is longer."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    for ascii_, sign in (("$", r"\$"), ("||", "‖"), ("^2", "²")):
+    for ascii_, sign in (("||", "‖"), ("^2", "²")):
         text = text.replace(ascii_, sign)
     text = " ".join(text.split())
-    font, cut = FontProperties(size=size), text
-    while TextPath((0, 0), cut, prop=font).get_extents().width > points:
-        text = text[:-1].rstrip()
-        cut = text + "…"
-    return cut
+    ends = list(itertools.accumulate(_advance(letter) * size for letter in text))
+    if ends and ends[-1] > points:
+        room = points - _advance("…") * size
+        text = text[: bisect.bisect_right(ends, room)].rstrip() + "…"
+    return text.replace("$", r"\$")  # no mathtext
 
 
 def draw(results: dict[str, Any], style: str) -> Any:

@@ -12,7 +12,7 @@ CAPTION = (
     "cache forgets which of the two came first: the second token is certain given the first (0 bits), its KV given the first KV is not "
     "(1 bit). The totals agree, 1 bit each. Right: per-step entropies of random small transformers whose KV is quantised to three "
     "levels; points above the diagonal violate the per-step bound. No total ever does. Crosses: second steps of fixed models of two "
-    "tokens only, with an open-loop store, rotary keys, a BOS or an attention sink; they lie on one point, written beside them, that "
+    "tokens only, with an open-loop store, rotary keys, a BOS or an attention sink; all lie on one point, the one "
     "of the counterexample, and are drawn side by side around it. Without its feature none of the four violates the bound."
 )
 
