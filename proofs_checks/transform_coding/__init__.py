@@ -10,6 +10,7 @@ from proofs_checks.transform_coding.first_order import key_distortion, value_dis
 from proofs_checks.transform_coding.together import additivity
 from proofs_checks.transform_coding.validity import validity_range
 from proofs_checks.transform_coding.next_order import remainder
+from proofs_checks.transform_coding.grouped import grouped_heads
 # isort: on
 
-__all__ = ["additivity", "key_distortion", "remainder", "validity_range", "value_distortion"]
+__all__ = ["additivity", "grouped_heads", "key_distortion", "remainder", "validity_range", "value_distortion"]
