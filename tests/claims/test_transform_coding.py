@@ -126,7 +126,9 @@ def test_the_right_terms_written_another_way_are_not_refuted():
     assert verdict("transform-coding/remainder", {"remainder_term": _without("nothing")(None)}) == Verdict.HOLDS_UNDER
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name", [name for name in EXPECTED if name != "transform-coding/grouped-heads"]
+)  # no statistics there
 def test_error_level_is_shared_among_all_comparisons(name, monkeypatch):
     """As many intervals are made as `context.alpha` was told of, or fewer."""
     told, made = [], []
