@@ -111,7 +111,7 @@ def summary_by_synthetic_tokens(q: ArrayLike, o: ArrayLike, scale: float) -> tup
 def dissenter(n: int, density: Fraction | float) -> Instance:
     """Where 2 tr Sigma+ / K is nearly attained at K = 1 (`augmented_bound`): n - 1 tokens of value 1 and the given density b, and
     one of value 0 with the rest, n - (n - 1) b > 0. One query, scale 1. At b slightly above 1 the true risk of keeping one token
-    is 1.39 tr Sigma+ at n = 3, 1.92 at n = 20, and 2 in the limit.
+    is 1.39 tr Sigma+ at n = 3, 1.92 at n = 20, 1.96 at n = 50 (a numerical trend towards 2, not proved).
     """
     rest = n - (n - 1) * density
     if n < 2 or density <= 0 or rest <= 0:
