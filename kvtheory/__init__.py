@@ -27,7 +27,7 @@ _NAMES = {
 }
 _MODULES = (
     "accounting", "attention", "balancing", "distortion", "entropy", "layer", "models", "quantization", "randomness", "rate",
-    "risk", "sample", "statistics", "sweep", "synthetic", "tiny", "trie",
+    "risk", "sample", "statistics", "sweep", "synthetic", "tiny", "transform", "trie",
 )  # fmt: skip
 #: packages of this distribution with common names; another of that name may stand first on the path
 _PACKAGES = ("figures", "gpu", "proofs_checks", "reference")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvtheory import attention, distortion, synthetic
+from kvtheory import attention, synthetic
 from kvtheory.distortion import attention_error, key_term, remainder_term, value_term
+from kvtheory.distortion import head as head_module
 from kvtheory.layer import Decoded, Layer
 from kvtheory.randomness import generator
 
@@ -209,7 +210,7 @@ def test_blocks_of_queries_give_the_same(monkeypatch):
     for term in (key_term, remainder_term):
         whole = [term(q[None], *rest)[0] for q in head.q]
         for size in (1, 250, 10**6):
-            monkeypatch.setattr(distortion, "_BLOCK_ELEMENTS", size)
+            monkeypatch.setattr(head_module, "BLOCK_ELEMENTS", size)
             np.testing.assert_allclose(term(head.q, *rest), whole, rtol=1e-12, atol=1e-15)
 
 

@@ -1,5 +1,7 @@
 """kvtheory.quantization: the sphere's coordinate law, TurboQuant's exact distortion and its bounds, each by a second route."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -306,3 +308,60 @@ def test_haar_rotated_vector_has_the_exact_distortion():
     back = np.einsum("nij,ni->nj", q, code.decode(code.encode(y)))
     errors = ((back - x) ** 2).sum(axis=1)
     assert errors.mean() == pytest.approx(Q.mse_distortion(d, 2), abs=4.5 * errors.std() / np.sqrt(n))
+
+
+class TestPolarAngles:
+    @pytest.mark.parametrize("level", [1, 2, 3, 4, 7, 10, 16])
+    def test_they_are_densities_symmetric_about_their_centre(self, level):
+        law = Q.PolarAngle(level)
+        mass, first, second = cell_integrals(law, np.array([-np.inf, np.inf]), np.array([law.centre]))
+        assert mass[0] == pytest.approx(1, rel=1e-9) and first[0] == pytest.approx(0, abs=1e-12)
+        if level > 1:  # of a Beta law: sin^2 psi has the variance 1/(4 (n + 1))
+            n, psi = 2.0 ** (level - 1), np.linspace(*law.support, 200001)
+            assert np.trapezoid((np.sin(psi) ** 2 - 0.5) ** 2 * law(psi), psi) == pytest.approx(
+                1 / (4 * (n + 1)), rel=1e-6
+            )
+        else:
+            assert second[0] == pytest.approx(np.pi**2 / 3)
+        assert law([-0.1, law.support[1] + 0.1]).tolist() == [0, 0]
+
+    @pytest.mark.parametrize("level", [2, 3, 5])
+    def test_they_are_the_angles_of_norms(self, level):
+        n = 2 ** (level - 1)
+        g = np.random.default_rng(level).standard_normal((100_000, 2, n))
+        norms = np.linalg.norm(g, axis=-1)
+        edges = np.linspace(0, np.pi / 2, 9)
+        found = np.histogram(np.arctan2(norms[:, 1], norms[:, 0]), edges)[0] / 100_000
+        assert found == pytest.approx(cell_integrals(Q.PolarAngle(level), edges, np.zeros(8))[0], abs=0.008)
+
+    @pytest.mark.parametrize("level, bits", [(1, 0), (1, 1), (1, 4), (2, 0), (2, 2), (3, 2), (4, 3), (9, 2)])
+    def test_cosines_of_errors_against_quad(self, level, bits):
+        law = Q.PolarAngle(level)
+        code = lloyd_max(law, 2**bits)
+        edges = [law.support[0], *code.thresholds, law.support[1]]
+        expected = sum(
+            quad(
+                lambda x, p=p: np.cos(x - p) * law(x),
+                a,
+                b,
+                epsabs=1e-13,
+                points=[law.centre] if a < law.centre < b else None,
+            )[0]
+            for a, b, p in zip(edges, edges[1:], code.points)
+        )
+        assert Q.polar_cosine(level, bits) == pytest.approx(expected, abs=1e-9)
+        if level == 1:  # a uniform error of width 2 pi / 2^b
+            assert expected == pytest.approx(np.sinc(2.0**-bits), abs=1e-9)
+
+    def test_distortion(self):
+        assert Q.polar_distortion((4, 2, 2, 2)) == pytest.approx(0.0320765, abs=1e-7)
+        assert Q.polar_distortion(()) == 0 and Q.polar_distortion((0,)) == pytest.approx(2)
+        deep = [Q.polar_distortion((bits,) * 4) for bits in range(1, 9)]
+        assert all(3 < a / b < 4.3 for a, b in itertools.pairwise(deep))
+
+    def test_refusals(self):
+        for bad, problem in ((0, ValueError), (17, ValueError), (2.0, TypeError), (True, TypeError)):
+            with pytest.raises(problem, match="level"):
+                Q.PolarAngle(bad)
+        with pytest.raises(ValueError, match="bits"):
+            Q.polar_cosine(2, -1)
