@@ -27,6 +27,8 @@ __all__ = ["SIGMA", "Sketch", "sketch"]
 
 #: standard deviation of an entry
 SIGMA = float(np.sqrt(16.0**2 + 1 / 12))
+#: entries made at once: no large arrays beside the matrix and its raw words
+_STEP = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +44,32 @@ def _edges() -> NDArray[np.int64]:
     return np.floor(2.0**32 * special.ndtr((np.arange(-128, 128) + 0.5) / 16) + 0.5).astype(np.int64)
 
 
+@functools.cache
+def _table() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """For the high 16 bits of a word: the entry of the least such word, and whether the entry depends on the low bits."""
+    starts = np.arange((1 << 16) + 1, dtype=np.int64) << 16
+    below = np.searchsorted(_edges(), starts[:-1], side="right")
+    return (below - 128).astype(np.float32), np.searchsorted(_edges(), starts[1:] - 1, side="right") > below
+
+
+def _entries(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """#{k : word >= edge_k} - 128 of each word. A search for few of them: one cell of 2^16 words in 256 has an edge."""
+    entries, split = _table()
+    high = (words >> np.uint32(16)).astype(np.uint16)
+    out = np.take(entries, high)
+    near = np.flatnonzero(np.take(split, high))
+    out[near] = np.searchsorted(_edges(), words[near].astype(np.int64), side="right") - 128
+    return out
+
+
 @functools.lru_cache(maxsize=8)
 def sketch(seed: int, purpose: str, rows: int, dim: int) -> Sketch:
     """S for (seed, purpose); each raw 64-bit word gives two entries, its low half first. Read-only."""
     words = randomness.raw_words(seed, purpose, -(-rows * dim // 2)).astype("<u8").view("<u4")[: rows * dim]
-    matrix = (
-        (np.searchsorted(_edges(), words.astype(np.int64), side="right") - 128).astype(np.float32).reshape(rows, dim)
-    )
+    entries = np.empty(rows * dim, np.float32)
+    for start in range(0, words.size, _STEP):
+        entries[start : start + _STEP] = _entries(words[start : start + _STEP])
+    matrix = entries.reshape(rows, dim)
     matrix.flags.writeable = False
     largest = int(np.abs(matrix).sum(axis=1, dtype=np.float64).max())
     return Sketch(matrix, min(14, ((1 << 24) // max(largest, 1)).bit_length() - 1))

@@ -36,14 +36,13 @@ It is unbiased and worse than "mse" for attention at equal bits; it is here to b
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtheory import checks, rate
+from kvtheory import rate
 from kvtheory.layer import Decoded, Layer
 from kvtheory.quantization import SphereCoordinate
 from reference import haar, hadamard, packing
@@ -51,20 +50,25 @@ from reference.codec import Appender, Codec
 from reference.shape import Shape
 from reference.sketch import SIGMA, Sketch, sketch
 from reference.stream import Part, Reader
+from reference.vectors import (
+    Float32,
+    Float64,
+    Scratch,
+    blocks,
+    gained,
+    integers,
+    largest,
+    norm_codes,
+    norms,
+    read_norms,
+    refuse,
+    take_block,
+)
 
 __all__ = ["TurboQuant", "norm_codes", "norms", "points"]
 
-#: vectors taken at once: a block of float32 coordinates stays in the cache
-BLOCK = 2048
 #: cells a unit of the grid on which a cell of many is guessed; in float32 a place below 2^13 is off by less than SLACK cells
 GRID, SLACK = 256, 0.5
-#: exponent of a stored norm is biased by this; 0 stands for the norm 0
-BIAS = 256
-#: no float32 vector of at most hadamard.LARGEST coordinates has a norm of 2^134
-LARGEST_EXPONENT = 134
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 
 def fraction_bits(dim: int) -> int:
@@ -88,39 +92,6 @@ def points(dim: int, bits: int) -> NDArray[np.int64]:
     table = np.floor(positive * unit + 0.5).astype(np.int64)
     table.flags.writeable = False
     return table
-
-
-def norm_codes(squares: Float64, exponents: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.int64]:
-    """The stored form of 2^exponents sqrt(squares), squares integers >= 0 below 2^53: biased exponent and fraction, 0 for 0.
-
-    (1 + fraction / 2^mu) 2^(biased - 256) is sqrt, itself rounded to float64 as IEEE 754 has it, rounded half up to mu + 1 bits.
-    """
-    f, k = np.frexp(np.sqrt(squares))  # f in [1/2, 1)
-    mantissa = np.floor(f * 2.0 ** (mantissa_bits + 1) + 0.5).astype(np.int64)  # in [2^mu, 2^{mu+1}], carry included
-    codes = ((k + exponents - 1 + BIAS) << mantissa_bits) + mantissa - (1 << mantissa_bits)
-    return np.where(squares > 0, codes, 0)
-
-
-def norms(codes: NDArray[np.int64], mantissa_bits: int) -> Float64:
-    """The norms that `norm_codes` stored, exact in float64."""
-    fraction = codes & ((1 << mantissa_bits) - 1)
-    value = np.ldexp(1.0 + fraction / float(1 << mantissa_bits), (codes >> mantissa_bits) - BIAS)
-    return np.where(codes > 0, value, 0.0)
-
-
-class _Scratch:
-    """Arrays that one block after another is worked out in: memory of this size, asked for anew, would come back unmapped."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, NDArray[Any]] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array for `name`, its contents arbitrary; valid until the next call for that name."""
-        count = int(np.prod(shape))
-        held = self._buffers.get(name)
-        if held is None or held.size < count or held.dtype != dtype:
-            held = self._buffers[name] = np.empty(count, dtype)
-        return held[:count].reshape(shape)
 
 
 class _Plan:
@@ -148,7 +119,7 @@ class _Plan:
         self._pairs = _pairs(self._signed) if self._signed.size <= 16 else None
         # few thresholds are compared with one by one
         self._guess = self._fine_grid() if self.mse_bits >= 6 else None
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         #: whole codes fill whole bytes in each vector: planes can be packed as they are
         self.bytewise = dim % packing.group(codec.bits) == 0
 
@@ -160,7 +131,7 @@ class _Plan:
         largest = magnitude.max(axis=1)
         if not np.isfinite(largest).all():
             raise FloatingPointError
-        n, exponent = _integers(x, largest, self._exact.bits, axis=1, out=magnitude)
+        n, exponent = integers(x, largest, self._exact.bits, axis=1, out=magnitude)
         wide = self._scratch("wide", n.shape, np.float64)
         np.copyto(wide, n)
         squares = np.vecdot(wide, wide)  # integers below 2^53, exact
@@ -246,7 +217,7 @@ class _Plan:
                 r = (r - p * (scaled / (2.0**f * np.sqrt(self.dim)))) * (4 << f)
             exponent = exponent - f - 2
         largest = np.abs(r).max(axis=0)
-        rho, shift = _integers(r, largest, self._sketch.bits, axis=0)
+        rho, shift = integers(r, largest, self._sketch.bits, axis=0)
         squares = np.einsum("ij,ij->j", rho, rho) / gain2
         stored = norm_codes(squares, exponent - a + shift - self._sketch.bits, self.mantissa_bits)
         return stored, np.matmul(self._sketch.matrix, rho.astype(np.float32)) < 0
@@ -278,22 +249,8 @@ class _Plan:
         """G s M p: exact in integers, then one product in float32, on the way out. A zero is +0, however its sum was ordered."""
         rows = self._exact.inverse(self._values(codes), self._scratch)
         rows *= self._signs
-        rows += np.float32(0)
         gain = norm / (float(1 << self.fraction_bits) * self.dim * np.sqrt(float(self._exact.m)))
-        f, k = np.frexp(gain)
-        gain = np.ldexp(np.rint(f * 2.0**24), k - 24)  # to 24 bits, as float32 has them, whatever the exponent
-        least, most = float(gain.min(initial=np.inf)), float(gain.max(initial=0.0))
-        within = most * self._exact.row_sum * float(self.points[-1]) <= limit
-        if within and least >= 2.0**-126 and out.dtype == np.float32:  # only a zero is rounded to zero
-            each = gain.astype(np.float32).reshape(*out.shape[:2], 1)
-            np.multiply(rows.reshape(out.shape), each, out=out)
-            return
-        with np.errstate(over="ignore"):
-            # a gain may be no normal float32, but its product with an integer below 2^24 is exact in float64
-            rows = (rows * gain[:, None]).astype(np.float32)
-        rows = np.clip(rows, -limit, limit)
-        rows += np.float32(0)
-        out[...] = rows.reshape(out.shape)
+        gained(rows, gain, self._exact.row_sum * float(self.points[-1]), limit, out)
 
     def _decode_prod(self, codes: NDArray[np.uint8], every: Float64, limit: float) -> NDArray[Any]:
         """Both terms exact in integers, then each times its gain and their sum in float64."""
@@ -322,19 +279,6 @@ def _pairs(values: Float32) -> NDArray[np.complex64]:
     """Two entries of `values`, one after the other in memory (that of a complex number), at the place that two uint8 numbers make as one uint16."""
     codes = np.arange(values.size << 8, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     return values.take(codes, mode="clip").view(np.complex64)[:, 0]
-
-
-def _integers(
-    x: NDArray[Any], largest: NDArray[Any], bits: int, axis: int, out: NDArray[Any] | None = None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """round_half_even(x 2^{bits - e}), |.| <= 2^bits, with 2^{e-1} <= largest < 2^e along `axis`; and e. Exact but for that rounding."""
-    exponent = np.frexp(largest)[1].astype(np.int64)
-    shift = bits - exponent
-    one = x.dtype.type(1)
-    n = np.multiply(x, np.expand_dims(np.ldexp(one, np.minimum(shift, 127)), axis), out=out)
-    if (shift > 127).any():  # subnormal vectors: 2^shift itself is no float32
-        n *= np.expand_dims(np.ldexp(one, np.maximum(shift - 127, 0)), axis)
-    return np.rint(n, out=n), exponent
 
 
 @dataclass(frozen=True)
@@ -447,11 +391,6 @@ class TurboQuant(Codec):
         return total
 
 
-def _blocks(tokens: int, heads: int) -> Iterator[slice]:
-    step = max(1, BLOCK // heads)
-    return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
-
-
 class _TurboAppender(Appender):
     def __init__(self, codec: TurboQuant, shape: Shape) -> None:
         super().__init__(codec, shape)
@@ -483,18 +422,14 @@ class _Side:
         """array (kv_heads, tokens, d) -> a piece for each block: bytes of norms, and codes, packed where they fill whole bytes."""
         heads, tokens, dim = array.shape
         pieces: list[tuple[bytes, Any]] = []
-        scratch = _Scratch()
-        for block in _blocks(tokens, heads):
-            size = block.stop - block.start
-            x = scratch("x", (size, heads, dim), np.float32)
-            with np.errstate(over="ignore"):  # float64 beyond float32: found as inf below
-                np.copyto(x, array[:, block].transpose(1, 0, 2), casting="same_kind")
-            x = x.reshape(size * heads, dim)
+        scratch = Scratch()
+        for block in blocks(tokens, heads):
+            x = take_block(array, block, scratch)
             try:
                 norm_codes, codes = self.plan.encode(x)
             except FloatingPointError:
-                checks.finite(self.name, array, ("head", "token", "channel"))
-                raise ValueError(_beyond(self.name, array)) from None
+                refuse(self.name, array, "TurboQuant")
+                raise
             if self.plan.bytewise:
                 packed = np.empty((dim * self.plan.bits // 8, len(x)), np.uint8)
                 packing.pack_planes(codes, self.plan.bits, packed)
@@ -512,29 +447,11 @@ class _Side:
         return [b"".join(self._norms), self._codes.bytes()]
 
 
-def _beyond(name: str, array: NDArray[Any]) -> str:
-    with np.errstate(over="ignore"):
-        where = np.unravel_index(int(np.argmax(np.isinf(array.astype(np.float32)))), array.shape)
-    head, token, channel = (int(i) for i in where)
-    return (
-        f"{name}: expected numbers that float32 can hold, in which TurboQuant computes, got {float(array[where])} "
-        f"at (head {head}, token {token}, channel {channel})"
-    )
-
-
 def _decode_side(
     plan: _Plan, shape: Shape, side: str, dtype: np.dtype[Any], norm_part: Reader, code_part: Reader
 ) -> NDArray[Any]:
     heads, tokens, dim = shape.kv_heads, shape.tokens, plan.dim
-    start = norm_part.offset
-    stored = norm_part.array(plan.norm_dtype, shape.rows * plan.norms_each, f"{side} norms").astype(np.int64)
-    exponent = stored >> plan.mantissa_bits
-    wrong = (exponent >= LARGEST_EXPONENT + BIAS) | ((exponent == 0) & (stored != 0))
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        norm_part.fail(
-            f"{side} norms: {stored[at]:#x} is no norm of float32 numbers", start + at * plan.norm_dtype.itemsize
-        )
+    stored = read_norms(norm_part, shape.rows * plan.norms_each, plan.mantissa_bits, f"{side} norms")
     stored = stored.reshape(shape.rows, plan.norms_each)
     packed = codes = None
     if plan.bytewise:
@@ -543,10 +460,10 @@ def _decode_side(
         )
     else:
         codes = packing.unpack(code_part, shape.rows * dim, plan.bits).reshape(shape.rows, dim)
-    limit = float(np.finfo(np.float32).max if dtype == np.float64 else _largest(dtype))
+    limit = largest(dtype)
     out = np.empty((heads, tokens, dim), dtype)
-    scratch = _Scratch()
-    for block in _blocks(tokens, heads):
+    scratch = Scratch()
+    for block in blocks(tokens, heads):
         rows = slice(block.start * heads, block.stop * heads)
         planes = scratch("codes", (dim, rows.stop - rows.start), np.uint8)
         if packed is not None:
@@ -558,11 +475,3 @@ def _decode_side(
             np.copyto(planes, codes[rows].T)
         plan.decode(planes, stored[rows], limit, out[:, block].transpose(1, 0, 2))
     return out
-
-
-def _largest(dtype: np.dtype[Any]) -> float:
-    if dtype.name == "bfloat16":
-        import ml_dtypes
-
-        return float(ml_dtypes.finfo(dtype).max)
-    return float(np.finfo(dtype).max)
