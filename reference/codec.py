@@ -92,6 +92,34 @@ class Codec(abc.ABC):
         """An Appender that has taken all of `layer`; codecs that can append override it."""
         raise TypeError(f"appender: {self.codec_id} cannot append to a stream")
 
+    @classmethod
+    def shapes_in(cls, parts: list[Reader]) -> list[Shape]:
+        """Shapes of the layers that a group of parts holds; default: of the part named "shape". CorruptStream if one cannot be read."""
+        named = [part for name, part in zip(cls.part_names, parts) if name == "shape"]
+        return [Shape.read(part) for part in named]
+
+    # -- how it composes: reference.Pipeline ---------------------------------------------------------------------------
+
+    def reduce(self, layer: Layer) -> Decoded:
+        """What a later stage is to code in place of `layer`; a codec that only selects or merges tokens says so without a stream."""
+        decoded: Decoded = self.decode(self.encode(layer))
+        return decoded
+
+    def encode_at(self, data: Any, kept: Any) -> list[Part]:
+        """`encode_parts` where each head has tokens of its own, at `kept.positions(tokens)` in place of the layer's positions.
+
+        kept: a reference.kept.Kept; of scope "cache" a list of them beside the list of layers. Codecs that undo RoPE override
+        this and `decode_at`; others need no positions.
+        """
+        return self.encode_parts(data)
+
+    def decode_at(self, parts: list[Reader], kept: Any) -> Any:
+        """`decode_parts` of what `encode_at` wrote; the positions in what it returns mean nothing.
+
+        `kept` says how many tokens a head has, whatever `parts` say: call `kept.positions` when the sizes are checked.
+        """
+        return self.decode_parts(parts)
+
     # -- what follows from it ------------------------------------------------------------------------------------------
 
     @property
@@ -204,8 +232,12 @@ class Appender(abc.ABC):
             positions = as_array("positions", positions).astype(np.int64)
             checks.shape("positions", positions, ("n",), sizes)
         grown = shape.extended(sizes["n"], positions)
-        self.take(keys, values)
+        self.take_at(keys, values, np.asarray(grown.positions[shape.tokens :], np.int64))
         self.shape = grown
+
+    def take_at(self, keys: NDArray[Any], values: NDArray[Any], positions: NDArray[np.int64]) -> None:
+        """`take`, for codecs that undo RoPE: positions (n,) of the tokens."""
+        self.take(keys, values)
 
     @abc.abstractmethod
     def take(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
@@ -299,6 +331,19 @@ def load(state: bytes) -> Codec:
         raise CorruptStream("a stream, not a codec's state: give it to reference.decode", len(stream.MAGIC) + 1)
     codec = class_of(header)
     return codec.from_state(arguments_of(codec, header), groups[0])
+
+
+def from_state_bytes(state: Reader, like: Codec) -> Codec:
+    """The codec whose state is all of `state`, of the class and the parameters of `like`; CorruptStream if it is another's."""
+    start = state.offset
+    data = bytes(state.rest())
+    try:
+        header, groups = stream.read(data)
+        if (header.kind, header.codec, header.parameters) != (Kind.STATE, like.codec_id, parameters.write(like)):
+            raise CorruptStream(f"state: expected one of {like}, got one of {header.codec}", 0)
+        return type(like).from_state(like.parameters, groups[0])
+    except CorruptStream as problem:
+        raise CorruptStream(problem.problem, start + problem.offset) from None
 
 
 # -- streams of any codec ----------------------------------------------------------------------------------------------

@@ -89,13 +89,13 @@ def inspect(data: bytes) -> Inspection:
     codec = class_of(header)
     names = codec.part_names if header.kind is not Kind.STATE else ()
     sizes: dict[str, int] = {}
-    shapes = []
+    shapes: list[Shape] = []
     for group in groups:
         for i, part in enumerate(group):
             name = names[i] if i < len(names) else f"part {i}"
             sizes[name] = sizes.get(name, 0) + part.remaining
-            if name == "shape":
-                shapes.append(Shape.read(part))
+        if header.kind is not Kind.STATE:
+            shapes += codec.shapes_in(group)
     numbers = sum(shape.numbers for shape in shapes)
     sizes["container"] = len(data) - sum(sizes.values())
     return Inspection(

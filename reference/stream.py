@@ -32,8 +32,10 @@ __all__ = [
     "Kind",
     "Reader",
     "digest",
+    "join",
     "read",
     "seal",
+    "split",
     "unseal",
     "varint",
     "write",
@@ -210,11 +212,13 @@ def write(header: Header, groups: Sequence[Group]) -> bytes:
     pieces += [varint(len(header.parameters)), header.parameters, bytes([len(header.digest)]), header.digest]
     if header.kind is Kind.LAYERS:
         pieces.append(varint(len(groups)))
-    for group in groups:
-        pieces.append(varint(len(group)))
-        pieces += [varint(memoryview(part).nbytes) for part in group]
-        pieces += group
+    pieces += [join(group) for group in groups]
     return seal(b"".join(pieces))
+
+
+def join(group: Group) -> bytes:
+    """The bytes of a group: number of parts, their lengths, the parts."""
+    return b"".join([varint(len(group)), *(varint(memoryview(part).nbytes) for part in group), *group])
 
 
 def read(stream: Buffer) -> tuple[Header, list[list[Reader]]]:
@@ -244,6 +248,13 @@ def read(stream: Buffer) -> tuple[Header, list[list[Reader]]]:
     groups = [_group(reader) for _ in range(count)]
     reader.end("stream")
     return header, groups
+
+
+def split(reader: Reader) -> list[Reader]:
+    """The parts of a group, from all of `reader`."""
+    parts = _group(reader)
+    reader.end("group")
+    return parts
 
 
 def _group(reader: Reader) -> list[Reader]:

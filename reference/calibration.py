@@ -1,0 +1,62 @@
+"""Layers that a codec is fitted to, by their index: several texts may show the same layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvtheory.layer import Cache, Layer
+from reference.codec import layers_of
+from reference.errors import StateMismatch
+
+__all__ = ["by_index", "fitted"]
+
+
+def by_index(calibration: Any) -> Iterator[tuple[int | None, list[Layer]]]:
+    """(index, its layers) of a Cache or a list of Layers, ascending, None first; of a Cache one layer in memory at a time.
+
+    Raises TypeError for anything else; ValueError if there is none, if two layers have no index or a Cache has an index twice, or if layers of one
+    index differ in heads, dimensions, or rope.
+    """
+    layers = layers_of(calibration)
+    if isinstance(calibration, Cache):
+        yield from _of_cache(calibration)
+        return
+    groups: dict[int | None, list[Layer]] = {}
+    for i, layer in enumerate(layers):
+        group = groups.setdefault(layer.index, [])
+        if layer.index is None and group:
+            raise ValueError(f"calibration[{i}]: expected an index, as there is another layer without one")
+        if group and _kind(group[0]) != _kind(layer):
+            raise ValueError(
+                f"calibration[{i}]: expected {group[0]} like the layer of index {layer.index} before, got {layer}"
+            )
+        group.append(layer)
+    if not groups:
+        raise ValueError("calibration: expected at least one layer, got none")
+    yield from sorted(groups.items(), key=lambda item: -1 if item[0] is None else item[0])
+
+
+def _of_cache(cache: Cache) -> Iterator[tuple[int | None, list[Layer]]]:
+    if len(cache) == 0:
+        raise ValueError("calibration: expected at least one layer, got none")
+    indices = [layer.index for layer in cache]
+    for i, index in enumerate(indices):
+        if index in indices[:i]:
+            raise ValueError(
+                f"calibration[{i}]: expected an index of its own, got {index} as before; pass a list of layers to pool them"
+            )
+    for i in sorted(range(len(indices)), key=lambda i: -1 if indices[i] is None else indices[i]):  # type: ignore[arg-type,return-value]
+        yield indices[i], [cache[i]]
+
+
+def _kind(layer: Layer) -> tuple[Any, ...]:
+    return layer.kv_heads, layer.head_dim, layer.value_dim, layer.rope
+
+
+def fitted(tables: dict[int | None, Any], layer: Layer, codec: str) -> Any:
+    """What was fitted for this layer's index; StateMismatch if nothing was."""
+    if layer.index not in tables:
+        held = ", ".join("none" if i is None else str(i) for i in tables) or "no layer at all"
+        raise StateMismatch(f"layer: {codec} was fitted to layers of index {held}, got one of index {layer.index}")
+    return tables[layer.index]
