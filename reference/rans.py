@@ -200,11 +200,18 @@ def _check(block: int, lanes: int) -> None:
 
 
 def encode(
-    symbols: ArrayLike, tables: Tables, contexts: ArrayLike | None = None, *, block: int = 8192, lanes: int = 32
+    symbols: ArrayLike,
+    tables: Tables,
+    contexts: ArrayLike | None = None,
+    *,
+    block: int = 8192,
+    lanes: int = 32,
+    own: bool = False,
 ) -> bytes:
     """The payload of `symbols` (n,), 0 <= symbol < tables.symbols.
 
-    contexts (period,): symbol i of each block is coded by table contexts[i mod period]; None: all by table 0. Symbols of one
+    contexts (period,): symbol i of each block is coded by table contexts[i mod period]; None: all by table 0; own=True: (n,), each
+    symbol's own table, which the decoder must know from elsewhere. Symbols of one
     block are decoded together, blocks apart. ValueError names a symbol without a frequency in its table, and its place.
     """
     _check(block, lanes)
@@ -215,15 +222,21 @@ def encode(
         raise ValueError(f"symbols: expected 0 to {tables.symbols - 1}, got {int(s.min())} to {int(s.max())}")
     n = s.size
     blocks, steps = -(-n // block), -(-min(block, max(n, 1)) // lanes)
-    table = np.resize(_contexts(contexts, tables), block)
+    c = _contexts(contexts, tables) if n or not own else np.zeros(1, np.int64)
+    if own and c.size != max(n, 1):
+        raise ValueError(f"contexts: expected one for each of {n} symbols, got {c.size}")
     # where nothing is left to code stands a certain symbol (f = 2^12, c = 0), which changes no state
     f_of = np.append(tables.frequencies.ravel(), TOTAL).astype(np.uint32)
     c_of = np.append(tables.starts.ravel(), 0).astype(np.uint32)
-    entries = _by_step(s, table * tables.symbols, blocks, steps, lanes, nothing=f_of.size - 1)
+    if own:
+        s_of, base = s + c[:n] * tables.symbols, np.zeros(block, np.int64)
+    else:
+        s_of, base = s, np.resize(c, block) * tables.symbols
+    entries = _by_step(s_of, base, blocks, steps, lanes, nothing=f_of.size - 1)
     if entries.size and int(np.take(f_of, entries).min()) == 0:
-        flat = np.resize(table * tables.symbols, n) + s
-        at = int(np.argmax(f_of[flat] == 0))
-        raise ValueError(f"symbols: symbol {s[at]} at {at} has frequency 0 in table {table[at % block]}")
+        table = c if own else np.resize(np.resize(c, block), n)
+        at = int(np.argmax(f_of[table * tables.symbols + s] == 0))
+        raise ValueError(f"symbols: symbol {s[at]} at {at} has frequency 0 in table {table[at]}")
     x = np.full((blocks, lanes), LOW, np.uint32)
     room = steps * lanes
     buffer: NDArray[np.uint16] = np.empty(blocks * room, "<u2")
@@ -281,9 +294,17 @@ class Coded:
         return len(self.ends)
 
     def decode(
-        self, tables: Tables, contexts: ArrayLike | None = None, first: int = 0, last: int | None = None
+        self,
+        tables: Tables,
+        contexts: ArrayLike | None = None,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        own: bool = False,
     ) -> NDArray[np.uint16]:
-        """The symbols of blocks first ... last - 1 (default all), (n,) uint16; `tables` and `contexts` as for `encode`.
+        """The symbols of blocks first ... last - 1 (default all), (n,) uint16; `tables`, `contexts` and `own` as for `encode`.
+
+        own=True: contexts of the symbols of these blocks.
 
         CorruptStream if a block runs out of words, leaves some, or does not end in the state in which its encoder began.
         """
@@ -293,7 +314,6 @@ class Coded:
         blocks, lanes = last - first, self.lanes
         length = min(self.block, self.count)
         steps = -(-length // lanes)
-        table = np.resize(_contexts(contexts, tables), max(self.block, 1))
         symbol_of, step_of = tables.slots
         x = self.states[first:last].astype(np.uint32)
         at = self.ends[first:last] - np.diff(self.ends, prepend=0)[first:last]
@@ -303,12 +323,23 @@ class Coded:
             np.uint32
         )  # a block that has run out reads the 0, and is found out below
         slots = np.zeros((steps, blocks, lanes), np.uint32)
-        base = np.zeros(steps * lanes, np.uint32)
-        base[:length] = table[:length] * TOTAL
+        count = int(sizes.sum()) if blocks else 0
+        c = _contexts(contexts, tables) if count or not own else np.zeros(1, np.int64)
+        if own and c.size != max(count, 1):
+            raise ValueError(f"contexts: expected one for each of {count} symbols, got {c.size}")
+        # (steps, blocks or 1, lanes): where each symbol's table begins
+        if own:
+            base = _by_step(c[:count] * TOTAL, np.zeros(max(self.block, 1), np.int64), blocks, steps, lanes, 0).astype(
+                np.uint32
+            )
+        else:
+            base = np.zeros((steps * lanes), np.uint32)
+            base[:length] = np.resize(c, max(self.block, 1))[:length] * TOTAL
+            base = base.reshape(steps, 1, lanes)
         least = int(sizes.min(initial=length))
         for t in range(steps):
             slot = np.bitwise_and(x, TOTAL - 1, out=slots[t])
-            slot += base[t * lanes : (t + 1) * lanes]
+            slot += base[t]
             step = np.take(step_of, slot)
             new = (step >> np.uint32(TOTAL_BITS)) * (x >> np.uint32(TOTAL_BITS)) + (step & np.uint32(TOTAL - 1))
             # lanes behind the end of a block rest
@@ -363,7 +394,13 @@ def parse(data: Buffer | Reader, count: int, block: int | None = None) -> Coded:
 
 
 def decode(
-    data: Buffer | Reader, count: int, tables: Tables, contexts: ArrayLike | None = None, *, block: int | None = None
+    data: Buffer | Reader,
+    count: int,
+    tables: Tables,
+    contexts: ArrayLike | None = None,
+    *,
+    block: int | None = None,
+    own: bool = False,
 ) -> NDArray[np.uint16]:
     """All `count` symbols of a payload of `encode`, (count,) uint16; CorruptStream for one that is none."""
-    return parse(data, count, block).decode(tables, contexts)
+    return parse(data, count, block).decode(tables, contexts, own=own)

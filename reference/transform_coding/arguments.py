@@ -1,0 +1,32 @@
+"""Checks of a transform coder's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["number", "whole", "word"]
+
+
+def whole(name: str, value: Any, least: int, most: int) -> None:
+    """TypeError, ValueError unless value is an int from least to most."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
+
+
+def number(name: str, value: Any, above: float, most: float) -> None:
+    """TypeError, ValueError unless above < value <= most."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if not above < value <= most:
+        raise ValueError(f"{name}: expected {above:g} < {name} <= {most:g}, got {value}")
+
+
+def word(name: str, value: Any, known: Sequence[str]) -> None:
+    """ValueError unless value is one of `known`."""
+    if value not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")

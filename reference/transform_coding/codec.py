@@ -1,0 +1,260 @@
+"""The codec around a transform coder: state by layer, exact tokens at both ends, streams, appenders.
+
+    part "shape"           reference.shape
+    part "exact keys"      tokens kept as they are, the `sinks` first and the `window` last: as in Full, keys after RoPE
+    part "exact values"    alike
+    other parts            of the coder, for the tokens between
+
+A token's codes depend on nothing but the token, so what leaves the window is coded as it would have been in one go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtheory import checks
+from kvtheory.layer import Decoded, Layer, Rope
+from reference import calibration as calibrations
+from reference import stream
+from reference.codec import Appender, Codec
+from reference.errors import CorruptStream, StateMismatch
+from reference.full import _numbers, _token_major
+from reference.kept import Kept
+from reference.rotary import read_rope, write_rope
+from reference.shape import MOST_CHANNELS, MOST_HEADS, Shape, _array
+from reference.stream import Part, Reader, varint
+from reference.transform_coding import stacked
+
+__all__ = ["LayerCoder", "StackedCoder", "TransformCodec"]
+
+Float64 = NDArray[np.float64]
+MOST_INDEX = 1 << 32
+
+
+class StackedCoder(Protocol):
+    """Codes stacked vectors: EntropyCoder, FixedCoder."""
+
+    def encode(self, x: Float64) -> list[Part]: ...
+    def decode(self, parts: list[Reader], tokens: int, out: Float64) -> None: ...
+    def write(self) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCoder:
+    """What was fitted for one layer. log_weights (kv_heads,): of coded tokens beside exact ones; rope None: keys are taken as they are."""
+
+    index: int | None
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    rope: Rope | None
+    log_weights: NDArray[np.float32]
+    coder: StackedCoder
+
+    @property
+    def width(self) -> int:
+        """Entries of a stacked vector."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+    def write(self, before: Rope | None) -> bytes:
+        """`before`: the rope of the layer before this one, written once."""
+        sizes = (0 if self.index is None else self.index + 1, self.kv_heads, self.head_dim, self.value_dim)
+        if self.rope is None:
+            turn = b"\x00"
+        else:
+            turn = b"\x02" if self.rope == before else b"\x01" + write_rope(self.rope)
+        return b"".join([*map(varint, sizes), turn, self.log_weights.astype("<f4").tobytes(), self.coder.write()])
+
+    @classmethod
+    def read(cls, reader: Reader, read_coder: Any, before: Rope | None) -> LayerCoder:
+        start = reader.offset
+        index = reader.varint("layer index", MOST_INDEX)
+        heads, head_dim = reader.varint("kv_heads", MOST_HEADS), reader.varint("head_dim", MOST_CHANNELS)
+        value_dim = reader.varint("value_dim", MOST_CHANNELS)
+        if not (heads and head_dim and value_dim):
+            reader.fail("state: expected heads and channels", start)
+        start = reader.offset
+        turn = reader.u8("kind of rope")
+        if turn > 2 or (turn == 2 and (before is None or before.rotated > head_dim)):
+            reader.fail(f"state: unexpected kind of rope {turn}", start)
+        rope = (None, None, before)[turn] if turn != 1 else read_rope(reader, head_dim)
+        start = reader.offset
+        log_weights = reader.array("<f4", heads, "log-weights").astype(np.float32)
+        if not np.isfinite(log_weights).all():
+            reader.fail("log-weights: expected finite numbers", start)
+        coder = read_coder(reader, heads * (head_dim + value_dim))
+        return cls(index - 1 if index else None, heads, head_dim, value_dim, rope, log_weights, coder)
+
+
+class TransformCodec(Codec):
+    """Base of the layer-wise transform coders: a frozen dataclass with fields `sinks`, `window` and `layers` (the state).
+
+    coder_parts: names of the coder's parts. read_coder(reader, width): a coder from a state.
+    """
+
+    streaming: ClassVar[bool] = True
+    coder_parts: ClassVar[tuple[str, ...]] = ()
+    sinks: int
+    window: int
+    layers: tuple[LayerCoder, ...]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.part_names = ("shape", "exact keys", "exact values", *cls.coder_parts)
+
+    def read_coder(self, reader: Reader, width: int) -> StackedCoder:
+        raise NotImplementedError
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_parts(self) -> list[Part]:
+        pieces, before = [varint(len(self.layers))], None
+        for layer in self.layers:
+            pieces.append(layer.write(before))
+            before = layer.rope
+        return [b"".join(pieces)]
+
+    @classmethod
+    def from_state(cls, arguments: dict[str, Any], parts: list[Reader]) -> Self:
+        if len(parts) != 1:
+            raise CorruptStream(f"state: expected 1 part, got {len(parts)}", parts[0].offset if parts else 0)
+        reader = parts[0]
+        start = reader.offset
+        try:
+            bare = cls(**arguments)
+        except (TypeError, ValueError) as problem:
+            reader.fail(f"parameters of {cls.codec_id}: {problem}", start)
+        count = reader.varint("number of layers", most=min(stream.MOST_LAYERS, reader.remaining))
+        layers: list[LayerCoder] = []
+        for _ in range(count):
+            start = reader.offset
+            layer = LayerCoder.read(reader, bare.read_coder, layers[-1].rope if layers else None)
+            if layers and _order(layer.index) <= _order(layers[-1].index):
+                reader.fail("state: expected layers of ascending index", start)
+            layers.append(layer)
+        reader.end("state")
+        return cls(**arguments, layers=tuple(layers))
+
+    def _fitted(self, layer: Layer) -> LayerCoder:
+        one: LayerCoder = calibrations.fitted({one.index: one for one in self.layers}, layer, self.codec_id)
+        own, wanted = (layer.kv_heads, layer.head_dim, layer.value_dim), (one.kv_heads, one.head_dim, one.value_dim)
+        if own != wanted:
+            raise StateMismatch(
+                f"layer: {self.codec_id} was fitted to {wanted[0]} heads of {wanted[1]} and {wanted[2]} channels in layer "
+                f"{layer.index}, got {own[0]} of {own[1]} and {own[2]}"
+            )
+        if one.rope is not None and layer.rope != one.rope:
+            raise StateMismatch(f"rope: {self.codec_id} was fitted to {one.rope} in layer {layer.index}, got {layer.rope}")
+        return one
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    def encode_parts(self, data: Layer) -> list[Part]:
+        return self._coded(Shape.of(data), data.keys, data.values, self._fitted(data), data.positions)
+
+    def encode_at(self, data: Layer, kept: Kept) -> list[Part]:
+        positions = data.positions if kept.places is None else kept.positions(data.tokens)
+        return self._coded(Shape.of(data), data.keys, data.values, self._fitted(data), positions)
+
+    def _coded(
+        self, shape: Shape, keys: NDArray[Any], values: NDArray[Any], fitted: LayerCoder, positions: NDArray[np.int64]
+    ) -> list[Part]:
+        x = stacked.stack(keys, values, fitted.rope, positions)
+        first, last = stacked.exact_tokens(shape.tokens, self.sinks, self.window)
+        exact = [
+            _token_major(np.concatenate([array[:, :first], array[:, last:]], axis=1)) for array in (keys, values)
+        ]
+        parts = fitted.coder.encode(x[first:last])
+        return [shape.write(), *exact, *parts, *[b""] * (len(self.coder_parts) - len(parts))]
+
+    def start(self, layer: Layer) -> Appender:
+        return _TransformAppender(self, layer)
+
+    def decode_parts(self, parts: list[Reader]) -> Decoded:
+        return self._decoded(parts, None)
+
+    def decode_at(self, parts: list[Reader], kept: Kept) -> Decoded:
+        return self._decoded(parts, None if kept.places is None else kept)
+
+    def _decoded(self, parts: list[Reader], kept: Kept | None) -> Decoded:
+        shape = Shape.read(parts[0])
+        fitted = next((one for one in self.layers if one.index == shape.index), None)
+        if fitted is None:
+            parts[0].fail(f"shape: {self.codec_id} was not fitted to a layer of index {shape.index}")
+        own = (shape.kv_heads, shape.head_dim, shape.value_dim)
+        if own != (fitted.kv_heads, fitted.head_dim, fitted.value_dim) or (
+            kept is not None and (len(kept.places or ()) != shape.kv_heads or max(kept.counts(0, 0)) > shape.tokens)
+        ):
+            parts[0].fail(f"shape: expected the heads and dimensions that {self.codec_id} was fitted to")
+        first, last = stacked.exact_tokens(shape.tokens, self.sinks, self.window)
+        apart = shape.tokens - (last - first)
+        exact = Shape(shape.kv_heads, apart, *own[1:], shape.key_type, shape.value_type, None, range(apart))
+        keys = _numbers(parts[1], "exact keys", exact, shape.head_dim, shape.key_dtype)
+        values = _numbers(parts[2], "exact values", exact, shape.value_dim, shape.value_dtype)
+        # a coder has held its bytes against the number of tokens before this is touched
+        x = _Lazy(last - first, fitted.width)
+        fitted.coder.decode(parts[3:], last - first, x)  # type: ignore[arg-type]
+        positions = _array(shape.positions) if kept is None else kept.positions(shape.tokens)
+        k, v = stacked.unstack(
+            x.array, shape.kv_heads, own[1:], (shape.key_dtype, shape.value_dtype), fitted.rope, positions[..., first:last]
+        )
+        decoded = shape.decoded(*(
+            np.concatenate([e[:, :first], coded, e[:, first:]], axis=1) for e, coded in ((keys, k), (values, v))
+        ))
+        if not fitted.log_weights.any():
+            return decoded
+        log_weights = decoded.log_weights.copy()
+        log_weights[:, first:last] = fitted.log_weights[:, None]
+        return Decoded(decoded.keys, decoded.values, log_weights, decoded.positions, decoded.kept)
+
+
+class _Lazy:
+    """An array (tokens, width) that is allocated when it is first written to."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        self._shape = tokens, width
+        self._array: Float64 | None = None
+
+    @property
+    def array(self) -> Float64:
+        if self._array is None:
+            self._array = np.zeros(self._shape)
+        return self._array
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.array[key] = value
+
+
+class _TransformAppender(Appender):
+    """Holds the tokens themselves: blocks and the window end elsewhere when more come."""
+
+    codec: TransformCodec
+
+    def __init__(self, codec: TransformCodec, layer: Layer) -> None:
+        super().__init__(codec, Shape.of(layer))
+        self._fitted = codec._fitted(layer)
+        _refused(layer.keys, layer.values)
+        self._keys, self._values = [layer.keys], [layer.values]
+
+    def take(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        self._keys.append(keys.copy())
+        self._values.append(values.copy())
+
+    def parts(self) -> list[Part]:
+        self._keys, self._values = [np.concatenate(self._keys, axis=1)], [np.concatenate(self._values, axis=1)]
+        positions = _array(self.shape.positions)
+        return self.codec._coded(self.shape, self._keys[0], self._values[0], self._fitted, positions)
+
+
+def _refused(keys: NDArray[Any], values: NDArray[Any]) -> None:
+    for name, array in (("keys", keys), ("values", values)):
+        checks.finite(name, array, ("head", "token", "channel"))
+
+
+
+def _order(index: int | None) -> int:
+    return -1 if index is None else index
