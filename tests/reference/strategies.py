@@ -25,6 +25,49 @@ def layer(seed, heads=2, tokens=7, dim=8, value_dim=None, dtype="float32", scale
     return kvtheory.Layer(keys.astype(DTYPES[dtype]), values.astype(DTYPES[dtype]), **fields)
 
 
+def text(name="A", tokens=96, dtype="float32", indices=(3, 5), heads=2, dim=16, value_dim=12, scale=1.0):
+    """Layers of one small made-up model on the text `name`: what fitted codecs are fitted to and encode, with all that one may need.
+
+    The model is the same for every text, whatever its length and element type. Keys before RoPE are inputs @ key_weight, with one channel of
+    large numbers a head; scale multiplies keys and values.
+    """
+    model_dim, query_heads, out = 40, 2 * heads, []
+    rope = kvtheory.Rope(1000.0 ** (-np.arange(dim // 2) / max(1, dim // 2))) if dim > 1 else None
+    words = kvtheory.randomness.generator(0, f"text {name}")
+    mixed = words.standard_normal((max(tokens, 1), 8)) @ words.standard_normal((8, model_dim)) / 3
+    inputs = (mixed + 0.3 * words.standard_normal(mixed.shape))[:tokens]
+    for index in indices:
+        model = kvtheory.randomness.generator(index, "text model")
+        key_weight = model.standard_normal((heads, dim, model_dim)) / np.sqrt(model_dim)
+        key_weight[:, dim // 3] *= 8
+        value_weight = model.standard_normal((heads, value_dim, model_dim)) / np.sqrt(model_dim)
+        query_weight = model.standard_normal((query_heads, dim, model_dim)) / np.sqrt(model_dim)
+        keys = np.einsum("tm,hdm->htd", inputs, key_weight)
+        queries = np.einsum("tm,hdm->htd", inputs, query_weight)
+        if rope is not None:
+            keys, queries = (rope.apply(x, np.arange(tokens)) for x in (keys, queries))
+        values = np.einsum("tm,hdm->htd", inputs, value_weight)
+        extras = {
+            "inputs": inputs,
+            "key_weight": key_weight,
+            "value_weight": value_weight,
+            **{f"{side}_fisher": model.uniform(0.5, 2, (heads, d)) for side, d in (("key", dim), ("value", value_dim))},
+            "key_fisher_pre_rope": model.uniform(0.5, 2, (heads, dim)),
+        }
+        layer_ = kvtheory.Layer(
+            (scale * keys).astype(DTYPES[dtype]),
+            (scale * values).astype(DTYPES[dtype]),
+            queries[:, ::2],
+            model.standard_normal((query_heads, value_dim, model_dim)) / np.sqrt(query_heads * value_dim),
+            rope=rope,
+            index=index,
+            query_positions=np.arange(tokens)[::2],
+            extras=extras,
+        )
+        out.append(layer_)
+    return out
+
+
 @st.composite
 def layers(draw, most_numbers=4096):
     """Layers of all element types and shapes, with the vectors that break codecs among their rows."""

@@ -132,7 +132,8 @@ def test_mutated_streams_take_little_memory():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", FEW)
+# two tokens of KIVI(2) are in its window, whatever its bits and groups
+@pytest.mark.parametrize("name", [name for name in FEW if name != "KIVI 2"])
 def test_every_byte_of_a_stream_matters(name):
     """Each single byte changed, resealed: another result or CorruptStream, never the same layer from other bytes of the payload."""
     codec = OBLIVIOUS[name]
@@ -140,7 +141,7 @@ def test_every_byte_of_a_stream_matters(name):
     honest_ = reference.decode(data)
     body = stream.unseal(data)
     skipped = set()
-    if isinstance(codec, reference.TurboQuant):  # 8 + 3 coordinates do not use all points
+    if isinstance(codec, (reference.TurboQuant, reference.PolarQuant)):  # 8 + 3 coordinates do not use all points
         points = stream.read(data)[1][0][1]
         skipped = set(range(points.offset - 4, points.offset - 4 + points.remaining))
     same = 0
@@ -167,6 +168,10 @@ def test_huge_sizes_are_refused_before_allocation():
             reference.TurboQuant(1),
             reference.TurboQuant(1, kind="prod"),
             reference.TurboQuant(2, rotation="haar"),
+            reference.QJL(8),
+            reference.PolarQuant((8,) * 10),
+            reference.KIVI(1, group=1, window=1),
+            reference.KIVI(2),
         ):
             header, [parts] = stream.read(codec.encode(layer(1, heads=1, tokens=1, dim=4)))
             rest = [bytes(p.rest()) for p in parts[1:]]

@@ -14,7 +14,7 @@ import kvtheory
 import reference
 from kvtheory import quantization
 from kvtheory.statistics import mean_interval
-from reference import hadamard, turboquant
+from reference import hadamard, vectors
 from reference.turboquant import fraction_bits, norm_codes, norms, points
 from tests.reference import independent
 from tests.reference.strategies import DIMS, layer, layers
@@ -81,9 +81,7 @@ def test_rotations_are_exact_in_float32_over_seventeen_decades(dim):
     rows = rng.standard_normal((40, dim)) * 10.0 ** rng.uniform(-9, 8, (40, 1))
     rows[0] = 1.0  # the largest partial sums there are
     rows[1] = matrix[min(1, dim - 1)]
-    n, _ = turboquant._integers(
-        rows.astype(np.float32), np.abs(rows.astype(np.float32)).max(axis=1), rotation.bits, axis=1
-    )
+    n, _ = vectors.integers(rows.astype(np.float32), np.abs(rows.astype(np.float32)).max(axis=1), rotation.bits, axis=1)
     integers = n.astype(np.int64)
     assert np.array_equal(integers, n) and np.abs(integers).max() <= 1 << rotation.bits
     planes = rotation.forward(n)
@@ -106,7 +104,7 @@ def test_decoding_sums_stay_exact(dim):
 @example([32767.5, 0.5, 1.5, 2.5, -0.5])
 def test_integers_are_rounded_half_to_even(numbers):
     x = np.array([numbers], np.float32)
-    n, e = turboquant._integers(x, np.abs(x).max(axis=1), 14, axis=1)
+    n, e = vectors.integers(x, np.abs(x).max(axis=1), 14, axis=1)
     largest = max(abs(v) for v in numbers)
     assert (largest == 0 and e[0] == 0) or 2.0 ** (int(e[0]) - 1) <= largest < 2.0 ** int(e[0])
     assert [int(v) for v in n[0]] == [round(Fraction(float(v)) * Fraction(2) ** (14 - int(e[0]))) for v in x[0]]

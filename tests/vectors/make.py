@@ -3,8 +3,8 @@
 Each case is one JSON file, all that another implementation needs: the stream (hex), and what it must give.
 
     valid/NAME.json      "stream", "inputs" (what was encoded), "codec", "parameters", "decoded"; arrays are {"dtype", "shape", "hex"},
-                         little-endian, C order
-    invalid/NAME.json    "stream", "error" (CorruptStream or StateMismatch), "offset", "why"
+                         little-endian, C order; "state" where the codec has one, "inputs_give" where the stream has another origin
+    invalid/NAME.json    "stream", "error" (CorruptStream or StateMismatch), "offset", "why"; "state" where one is given
     rans.json            symbols, tables, contexts, block, lanes -> payload
 """
 
@@ -77,6 +77,31 @@ def valid() -> dict[str, tuple[Any, Any]]:
         out[f"turboquant-{bits}-d16"] = (turbo(bits, seed=bits), layer(30 + bits, 1, 3, 16, 8))
     for bits in (1, 2, 4, 8):
         out[f"turboquant-prod-{bits}-d16"] = (turbo(bits, seed=bits, kind="prod"), layer(50 + bits, 2, 2, 16, 6))
+    for bits in (1, 2, 3, 8):
+        out[f"qjl-{bits}-d8"] = (reference.QJL(bits, seed=bits), layer(70 + bits, 2, 2, 8, 6))
+    polar, kivi = reference.PolarQuant, reference.KIVI
+    out |= {
+        "qjl-1-d3-bfloat16": (reference.QJL(1), layer(80, 2, 3, 3, 5, "bfloat16")),
+        "qjl-2-hard": (reference.QJL(2, seed=3), hard(12)),
+        "qjl-1-no-tokens": (reference.QJL(1), layer(82, 2, 0, 4, 4)),
+        "polarquant-d64": (polar(), layer(84, 1, 2, 64, 32)),
+        "polarquant-d80-float16": (polar(seed=12345), layer(86, 1, 2, 80, 24, "float16")),
+        "polarquant-d11": (polar(seed=4), layer(88, 2, 2, 11, 1)),
+        "polarquant-hard": (polar(), hard(16)),
+        "polarquant-1-3-5-8": (polar((1, 3, 5, 8)), layer(90, 1, 2, 24, 16, "bfloat16")),
+        "polarquant-8": (polar((8,)), layer(92, 1, 2, 6, 3, "float64")),
+        "polarquant-2-no-tokens": (polar((2,)), layer(94, 1, 0, 4, 4)),
+        "kivi-2": (kivi(), layer(100, 1, 3, 4, 4, "float16")),
+        "kivi-2-group-8": (kivi(2, 8, 8), layer(102, 2, 17, 4, 11, "float16")),
+        "kivi-4-group-4-window-8": (kivi(4, 4, 8), layer(104, 1, 20, 3, 6, "bfloat16")),
+        "kivi-3-group-3": (kivi(3, 3, 3), layer(106, 2, 7, 3, 4)),
+        "kivi-1-float64": (kivi(1, 2, 2), layer(108, 1, 5, 3, 2, "float64", positions=np.array([1, 2, 3, 9, 10]))),
+        "kivi-8-hard": (kivi(8, 1, 1), hard(6)),
+        "kivi-1-hard": (kivi(1, 2, 2), hard(7)),
+        "kivi-2-hard": (kivi(2, 7, 7), hard(6)),
+        "kivi-2-no-tokens": (kivi(), layer(110, 1, 0, 4, 4)),
+        "kivi-2-layers": (kivi(2, 2, 2), [layer(112, 1, 2, 3, 4, index=3), layer(114, 2, 4, 4, 2, "float16", index=4)]),
+    }
     return out
 
 
@@ -90,7 +115,35 @@ def invalid() -> dict[str, tuple[bytes, str]]:
     def with_part(i: int, part: bytes) -> bytes:
         return stream.write(header, [[*raw[:i], part, *raw[i + 1 :]]])
 
+    def altered(stream_: bytes, i: int, change: Any) -> bytes:
+        """Part number i changed by a function."""
+        own, [own_parts] = stream.read(stream_)
+        pieces = [bytes(part.rest()) for part in own_parts]
+        return stream.write(own, [[*pieces[:i], change(pieces[i]), *pieces[i + 1 :]]])
+
+    kivi = reference.KIVI(2, 2, 2).encode(layer(1, 1, 5, 4, 4, "float16"))
+    qjl = reference.QJL(1).encode(layer(1, 1, 2, 3, 4))
+    polar = reference.PolarQuant().encode(layer(1, 1, 2, 8, 3))
     return {
+        "kivi-window": (stream.seal(stream.unseal(kivi).replace(b"KIVI\x03\x04\x04\x04", b"KIVI\x03\x04\x04\x06")), "a window that is no multiple of the group"),
+        "kivi-group": (stream.seal(stream.unseal(kivi).replace(b"KIVI\x03\x04\x04\x04", b"KIVI\x03\x04\x00\x04")), "groups of no numbers"),
+        "kivi-scale": (altered(kivi, 2, lambda b: b"\xff\x00" + b[2:]), "a scale below the least one that is not 0"),
+        "kivi-scale-large": (altered(kivi, 6, lambda b: b"\x00\xff" + b[2:]), "a scale above the largest one"),
+        "kivi-zero": (altered(kivi, 1, lambda b: b"\x00\x7c" + b[2:]), "a zero that is inf"),
+        "kivi-recent": (altered(kivi, 4, lambda b: b"\x00\x7e" + b[2:]), "NaN among the recent keys"),
+        "kivi-recent-cut": (altered(kivi, 8, lambda b: b[:-2]), "too few recent values"),
+        "kivi-codes": (altered(kivi, 3, lambda b: b + b"\0"), "a byte too many among the codes"),
+        "qjl-signs": (altered(qjl, 2, lambda b: b + b"\0"), "a byte too many among the signs"),
+        "qjl-spare-bits": (altered(qjl, 2, lambda b: bytes([b[0] | 0x80])), "a bit behind the last sign is set"),
+        "qjl-norm": (altered(qjl, 1, lambda b: b"\x7f\x00" + b[2:]), "a norm that no float32 vector has"),
+        "qjl-zero": (altered(qjl, 3, lambda b: b"\x00\x00\xc0\x7f" + b[4:]), "a zero that is NaN"),
+        "polarquant-levels": (stream.seal(stream.unseal(polar).replace(b"\x04\x08\x04\x04\x04", b"\x04\x08\x04\x04\x12")), "9 bits for an angle"),
+        "polarquant-no-levels": (stream.write(stream.Header(stream.Kind.LAYER, "PolarQuant", b"\x00\x00"), [[b""] * 6]), "no levels"),
+        "polarquant-cosines": (altered(polar, 1, lambda b: b[2:4] + b[:2] + b[4:]), "cosines that rise"),
+        "polarquant-cosine": (altered(polar, 1, lambda b: b"\x01\x80" + b[2:]), "a cosine above 1"),
+        "polarquant-radius": (altered(polar, 2, lambda b: b"\xff\xff" + b[2:]), "a radius that no float32 vector has"),
+        "polarquant-lone": (altered(polar, 5, lambda b: bytes([b[0] | 0x10]) + b[1:]), "a lone coordinate's code with more than its sign"),
+        "polarquant-angles": (altered(polar, 3, lambda b: b[:-1]), "a byte too few among the angles"),
         "empty": (b"", "no bytes"),
         "magic": (b"\x92" + good[1:], "another magic"),
         "cut": (good[:-7], "cut short: the checksum is wrong"),
@@ -193,36 +246,44 @@ def write(path: Path, record: Any) -> None:
 
 
 def main() -> None:
-    for name, (codec, data) in valid().items():
+    from tests.vectors import fitted
+
+    for name, (codec, data, *given) in {**valid(), **fitted.valid()}.items():
         layers = data if isinstance(data, list) else [data]
         made = reference.encode_cache(codec, data) if isinstance(data, list) else codec.encode(data)
-        decoded = reference.decode(made)
+        made = given[0] if given else made
+        decoded = reference.decode(made, codec.state)
         write(
             HERE / "valid" / f"{name}.json",
             {
                 "codec": codec.codec_id,
-                "parameters": codec.parameters,
+                "parameters": reference.inspect(made).record()["parameters"],
                 "stream": made.hex(),
+                **({"state": codec.state.hex()} if codec.state else {}),
+                **({"inputs_give": "another stream"} if given else {}),
                 "inputs": [
                     {
                         "keys": array(one.keys),
                         "values": array(one.values),
                         "positions": array(one.positions),
                         "index": one.index,
+                        **({} if one.rope is None else {"rope": one.rope.to_json()}),
                     }
                     for one in layers
                 ],
                 "decoded": [decoded_record(one) for one in (decoded if isinstance(decoded, list) else [decoded])],
             },
         )
-    for name, (data, why) in invalid().items():
+    for name, (data, why, *states) in {**invalid(), **fitted.invalid()}.items():
+        state = states[0] if states else b""
         try:
-            reference.decode(data)
+            reference.decode(data, state)
         except (reference.CorruptStream, reference.StateMismatch) as problem:
             error, offset = type(problem).__name__, getattr(problem, "offset", None)
         else:
             raise AssertionError(f"{name} decodes")
-        write(HERE / "invalid" / f"{name}.json", {"stream": data.hex(), "error": error, "offset": offset, "why": why})
+        record = {"stream": data.hex(), "error": error, "offset": offset, "why": why}
+        write(HERE / "invalid" / f"{name}.json", record | ({"state": state.hex()} if state else {}))
     write(HERE / "rans.json", rans_cases())
     write(HERE / "packing.json", packing_cases())
 
