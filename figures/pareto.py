@@ -46,6 +46,8 @@ def _framed(points: list[Point]) -> tuple[list[Point], list[Point]]:
 
 
 def draw(results: dict[str, Any], style: str) -> Any:
+    from matplotlib.lines import Line2D
+
     sources = _sources(results)
     ran = any(source["on_model"] for source in sources)
     figure, panels = styles.subplots(
@@ -55,11 +57,13 @@ def draw(results: dict[str, Any], style: str) -> Any:
     # one look for a codec in all panels
     labels = list(dict.fromkeys(p["label"] for source in sources for p in source["points"]))
     looks = {label: _look(i) for i, label in enumerate(labels)}
+    # many or long names would cover the curves
+    below = len(labels) > 4 or max(map(len, labels)) > 30
     for source, row in zip(sources, panels):
         framed, corner = _framed(source["points"])
         _trade_off(row[0], framed, corner, looks)
         row[0].set(ylabel="attention error")
-        if framed:
+        if framed and not below:
             row[0].legend(loc="upper right")
         row[0].set_title(_title(source), loc="left")
         _by_layer(row[-1], source, framed, looks, row[0].get_ylim())
@@ -69,6 +73,9 @@ def draw(results: dict[str, Any], style: str) -> Any:
             row[1].set_title("the model's next tokens", loc="left")
         elif ran:
             row[1].set_axis_off()
+    if below:
+        handles = [Line2D([], [], label=label, **looks[label]) for label in labels]
+        figure.legend(handles=handles, loc="outside lower center", ncols=styles.legend_columns(labels))
     return figure
 
 

@@ -42,6 +42,23 @@ def labels_at_right(axes: Any, ends: Sequence[tuple[float, str, str]], least: fl
         axes.annotate(text, (1.02, last), xycoords="axes fraction", color=colour, va="center", annotation_clip=False)
 
 
+def plain_ticks(axis: Any) -> None:
+    """Numbers near 1 on a logarithmic axis as 0.5, 1, 2, not as powers of ten; more of them where it covers less than a factor 3."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if high > 3 * low else (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """Columns of a legend below a figure of text width."""
+    return max(1, min(len(labels), 90 // (8 + max(map(len, labels), default=1))))
+
+
 @contextmanager
 def using(style: str) -> Iterator[None]:
     """matplotlib set for "paper" or "slides", on the Agg backend, with embedded fonts and reproducible ids."""

@@ -13,7 +13,15 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
-__all__ = ["adaptive_bits", "bit_floor", "cache_bytes", "kv_components_per_token", "sequential_ratio", "token_bits"]
+__all__ = [
+    "adaptive_bits",
+    "bit_floor",
+    "cache_bytes",
+    "effective_bits",
+    "kv_components_per_token",
+    "sequential_ratio",
+    "token_bits",
+]
 
 
 def _count(name: str, value: int) -> int:
@@ -82,3 +90,25 @@ def cache_bytes(components: int, tokens: int, bits_per_component: int = 16) -> i
         * _count("bits_per_component", bits_per_component)
         // 8
     )
+
+
+def effective_bits(
+    index_bits: Any, tokens: int, exact_tokens: int = 0, side_bits: Any = 0, full_bits: Any = 16, *, exact_coded: bool = False
+) -> Any:  # fmt: skip
+    """Bits a number of a cache of `tokens` positions whose first and last ones, `exact_tokens` in all, are kept in full.
+
+        ((n - e) (index + side) + e full) / n,   e = min(exact_tokens, n)                  exact_coded=False: each token held once
+        index + side + e full / n                                                          exact_coded=True: exact ones are coded as well
+
+    index_bits: codes alone, mean of all numbers. side_bits: scales and the like, a number: 16 bits for each of G groups of a token's
+    H d numbers are 16 G / (H d). Fractions stay exact. The compression ratio is full_bits over this; it rises with the tokens.
+    Source: the accounting of arXiv 2608.14191's authors' code, which is the second form (4 first and 128 last tokens).
+    """
+    n = _count("tokens", tokens)
+    if isinstance(exact_tokens, bool) or not isinstance(exact_tokens, int) or exact_tokens < 0:
+        raise ValueError(f"exact_tokens: expected an integer >= 0, got {exact_tokens!r}")
+    share = Fraction(min(exact_tokens, n), n)
+    coded = index_bits + side_bits
+    if isinstance(coded, float) or isinstance(full_bits, float):
+        share = float(share)  # type: ignore[assignment]
+    return coded + share * full_bits if exact_coded else coded + share * (full_bits - coded)

@@ -434,6 +434,49 @@ def polar_distortion(level_bits: Sequence[int]) -> float:
     return 2 - 2 * float(np.prod([polar_cosine(level, bits) for level, bits in enumerate(level_bits, 1)]))
 
 
+def qjl_variance(query: ArrayLike, key: ArrayLike, signs: int) -> Array:
+    """Variance of QJL's estimate of <q, k> from `signs` = m signs (arXiv 2406.03482, Definition 3.1), exact; the estimate is unbiased.
+
+        est = sqrt(pi/2)/m ||k|| sum_j <S_j, q> sign <S_j, k>,      Var = ((pi/2) ||q||^2 ||k||^2 - <q, k>^2) / m
+
+    the rows S_j independent standard normal (derived here: one term's square has mean (pi/2) ||q||^2 ||k||^2, its mean is <q, k>). So the
+    noise is least for a query along the key, and largest across it. query, key (..., d), which broadcast; signs >= 1 int.
+    """
+    q, k = (finite(name, np.asarray(x, dtype=np.float64)) for name, x in (("query", query), ("key", key)))
+    m = _signs(signs)
+    product = (q * k).sum(axis=-1)
+    return np.asarray((np.pi / 2 * (q * q).sum(axis=-1) * (k * k).sum(axis=-1) - product**2) / m)
+
+
+def qjl_distortion(dim: int, signs: int) -> float:
+    """E ||k - k_hat||^2 / ||k||^2 of QJL's k_hat = sqrt(pi/2)/m ||k|| S^T sign(S k): `qjl_variance` summed over the axes as queries.
+
+    ((pi/2) d - 1)/m: 1 is passed only from m = 1.57 d signs on. dim, signs ints >= 1.
+    """
+    SphereCoordinate(dim)  # refuses what is no dimension
+    return float((np.pi / 2 * dim - 1) / _signs(signs))
+
+
+def q_norm_distortion(distortion: float) -> float:
+    """Mean squared error of a quantiser with centroids and this distortion D, per unit variance, after its points are given variance 1.
+
+        E (x - q)^2 = D and E[x | q] = q give Var q = 1 - D, E x q = 1 - D;  with points q / sqrt(1 - D):   2 - 2 sqrt(1 - D) = D + D^2/4 + ...
+
+    What KVQuant's Q-Norm (arXiv 2401.18079, section 3) costs in mean squared error (derived here). 0 <= D < 1, ValueError otherwise.
+    """
+    if not 0 <= distortion < 1:
+        raise ValueError(f"distortion: expected 0 <= D < 1, got {distortion}")
+    return float(2 * distortion / (1 + np.sqrt(1 - distortion)))
+
+
+def _signs(signs: int) -> int:
+    if isinstance(signs, bool) or not isinstance(signs, (int, np.integer)):
+        raise TypeError(f"signs: expected an int, got {type(signs).__name__}")
+    if signs < 1:
+        raise ValueError(f"signs: expected at least 1, got {signs}")
+    return int(signs)
+
+
 def _real_bits(bits: ArrayLike) -> Array:
     values = finite("bits", np.asarray(bits, dtype=np.float64))
     if (values < 0).any():

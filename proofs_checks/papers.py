@@ -44,6 +44,30 @@ PAPERS = {
         "2025-04-28",
         "https://arxiv.org/abs/2504.19874",
     ),
+    "2406.03482": Paper(
+        "QJL: 1-Bit Quantized JL Transform for KV Cache Quantization with Zero Overhead",
+        "A. Zandieh, M. Daliri, I. Han",
+        "2024-06-05",
+        "https://arxiv.org/abs/2406.03482",
+    ),
+    "2502.02617": Paper(
+        "PolarQuant: Quantizing KV Caches with Polar Transformation",
+        "I. Han, P. Kacham, A. Karbasi, V. Mirrokni, A. Zandieh",
+        "2025-02-04",
+        "https://arxiv.org/abs/2502.02617",
+    ),
+    "2402.02750": Paper(
+        "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache",
+        "Z. Liu, J. Yuan, H. Jin, S. Zhong, Z. Xu, V. Braverman, B. Chen, X. Hu",
+        "2024-02-05",
+        "https://arxiv.org/abs/2402.02750",
+    ),
+    "2401.18079": Paper(
+        "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
+        "C. Hooper, S. Kim, H. Mohammadzadeh, M. W. Mahoney, Y. S. Shao, K. Keutzer, A. Gholami",
+        "2024-01-31",
+        "https://arxiv.org/abs/2401.18079",
+    ),
     OWN: Paper(
         "Statements of our own, made while checking the papers'",
         "the kvtheory developers",

@@ -20,17 +20,35 @@ __version__ = kvtheory.__version__
 __kvtheory__ = __version__
 
 if TYPE_CHECKING:
+    from reference.aatc import AATC
     from reference.codec import Appender, Codec, codecs, decode, decode_cache, encode_cache, load, register
     from reference.errors import CorruptStream, StateMismatch
     from reference.full import Full
     from reference.inspection import Inspection, inspect
+    from reference.kivi import KIVI
+    from reference.kvquant import KVQuant
+    from reference.kvtc import KVTC
+    from reference.metric_klt import MetricKLT
+    from reference.palu import PALU
+    from reference.pipeline import Pipeline
+    from reference.polarquant import PolarQuant
+    from reference.qjl import QJL
     from reference.rates import AtRate, at_rate, held_bits, roundtrip
     from reference.turboquant import TurboQuant
 
 #: codec id -> its module. A line here makes a codec part of `codecs()` and `decode`; name it above and in __all__ as well.
 _CODECS = {
+    "AATC": "reference.aatc",
     "Full": "reference.full",
     "TurboQuant": "reference.turboquant",
+    "QJL": "reference.qjl",
+    "MetricKLT": "reference.metric_klt",
+    "PALU": "reference.palu",
+    "PolarQuant": "reference.polarquant",
+    "KIVI": "reference.kivi",
+    "KVQuant": "reference.kvquant",
+    "KVTC": "reference.kvtc",
+    "Pipeline": "reference.pipeline",
 }
 _NAMES = {
     "Appender": "reference.codec",
@@ -51,26 +69,42 @@ _NAMES = {
     "roundtrip": "reference.rates",
 }
 _MODULES = (
+    "calibration",
     "codec",
     "compare",
     "entropy_coding",
     "errors",
     "hadamard",
+    "kept",
+    "minmax",
+    "nuq",
     "packing",
     "parameters",
+    "places",
     "rans",
     "rates",
+    "rotary",
     "shape",
     "stream",
+    "vectors",
 )
 
 __all__ = [
+    "AATC",
     "Appender",
     "AtRate",
     "Codec",
     "CorruptStream",
     "Full",
     "Inspection",
+    "KIVI",
+    "KVQuant",
+    "KVTC",
+    "Pipeline",
+    "MetricKLT",
+    "PALU",
+    "PolarQuant",
+    "QJL",
     "StateMismatch",
     "TurboQuant",
     "__version__",

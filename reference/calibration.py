@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvtheory.layer import Cache, Layer
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtheory.layer import Cache, Layer, Rope
 from reference.codec import layers_of
 from reference.errors import StateMismatch
+from reference.rotary import rotary
 
-__all__ = ["by_index", "fitted"]
+__all__ = ["by_index", "fitted", "key_fisher", "mean_extra"]
+
+Float64 = NDArray[np.float64]
 
 
 def by_index(calibration: Any) -> Iterator[tuple[int | None, list[Layer]]]:
@@ -60,3 +66,27 @@ def fitted(tables: dict[int | None, Any], layer: Layer, codec: str) -> Any:
         held = ", ".join("none" if i is None else str(i) for i in tables) or "no layer at all"
         raise StateMismatch(f"layer: {codec} was fitted to layers of index {held}, got one of index {layer.index}")
     return tables[layer.index]
+
+
+def mean_extra(layers: list[Layer], name: str) -> Float64 | None:
+    """The mean over layers of an extra, (kv_heads, d) float64; None unless all have it. ValueError if it is negative somewhere."""
+    if not all(name in layer.extras for layer in layers):
+        return None
+    mean = np.mean([layer.extras[name].astype(np.float64) for layer in layers], axis=0)
+    if (mean < 0).any():
+        raise ValueError(f"extras[{name!r}]: expected Fisher information >= 0, got {mean.min():g}")
+    return np.asarray(mean)
+
+
+def key_fisher(layers: list[Layer], rope: Rope | None) -> Float64 | None:
+    """Fisher information of keys as they are coded, (kv_heads, head_dim): before `rope` where there is one; None unless all layers have it."""
+    if rope is None:
+        return mean_extra(layers, "key_fisher")
+    before = mean_extra(layers, "key_fisher_pre_rope")
+    after = mean_extra(layers, "key_fisher") if before is None else None
+    if after is not None:
+        # a rotation by angles all around spreads both channels of a pair alike
+        turn = rotary(rope)
+        before = after.copy()
+        before[:, turn.first] = before[:, turn.second] = (after[:, turn.first] + after[:, turn.second]) / 2
+    return before

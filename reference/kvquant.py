@@ -228,7 +228,10 @@ class KVQuant(Codec):
         # levels are fitted to what the encoder will see: the same code, with any table
         draft = nuq.uniform(self.bits)
         tables = LayerTables(index, first.value_dim, rope, low, high, draft, draft, (False, False))
-        key_fisher, value_fisher = _fisher(layers, rope), _mean_extra(layers, "value_fisher")
+        key_fisher, value_fisher = (
+            calibrations.key_fisher(layers, rope),
+            calibrations.mean_extra(layers, "value_fisher"),
+        )
         side = _Keys(self, tables)
         inside = ~side.outside(every_key)
         key_levels = self._levels(side.normalised(every_key), tables.half_range[None], key_fisher, inside)
@@ -373,30 +376,6 @@ def _outward(x: Float64, outliers: float) -> tuple[Float32, Float32]:
         out.append(np.where(short, np.nextafter(near, np.float32(towards)), near) + np.float32(0))
     limit = np.finfo(np.float32).max
     return np.clip(out[0], -limit, limit), np.clip(out[1], -limit, limit)
-
-
-def _mean_extra(layers: list[Layer], name: str) -> Float64 | None:
-    """The mean over layers of an extra, (kv_heads, d) float64; None unless all have it. ValueError if it is negative somewhere."""
-    if not all(name in layer.extras for layer in layers):
-        return None
-    mean = np.mean([layer.extras[name].astype(np.float64) for layer in layers], axis=0)
-    if (mean < 0).any():
-        raise ValueError(f"extras[{name!r}]: expected Fisher information >= 0, got {mean.min():g}")
-    return np.asarray(mean)
-
-
-def _fisher(layers: list[Layer], rope: Rope | None) -> Float64 | None:
-    """Fisher information of the keys that are quantised, (kv_heads, head_dim): before `rope` where there is one."""
-    if rope is None:
-        return _mean_extra(layers, "key_fisher")
-    before = _mean_extra(layers, "key_fisher_pre_rope")
-    after = _mean_extra(layers, "key_fisher") if before is None else None
-    if after is not None:
-        # a rotation by angles all around spreads both channels of a pair alike
-        turn = rotary(rope)
-        before = after.copy()
-        before[:, turn.first] = before[:, turn.second] = (after[:, turn.first] + after[:, turn.second]) / 2
-    return before
 
 
 # -- one side: numbers (tokens, kv_heads, d) in float64 to codes, and back ------------------------------------------------

@@ -17,6 +17,7 @@ M_K is estimated from few queries and noisy: metric="mixed" is half of it and ha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,6 +54,8 @@ QUERIES, TOKENS = 256, 16
 MOST_FIXED_BITS = 8
 #: tokens that tables of fixed rates are measured on
 FIXED_TOKENS = 2048
+#: of coefficients, at even ranks, that codebooks are fitted to
+SAMPLES = 1024
 #: of values' metrics, which are known well
 VALUE_SHRINKAGE = 1e-3
 
@@ -98,7 +101,12 @@ class MetricKLT(TransformCodec):
             raise TypeError(f"bits: expected a number, got {type(self.bits).__name__}")
         if not 0 < self.bits <= 16:
             raise ValueError(f"bits: expected 0 < bits <= 16, got {self.bits}")
-        for name, least, most in (("sinks", 0, 1 << 20), ("window", 0, 1 << 20), ("block", 1, 1 << 16), ("classes", 1, MOST_CLASSES)):
+        for name, least, most in (
+            ("sinks", 0, 1 << 20),
+            ("window", 0, 1 << 20),
+            ("block", 1, 1 << 16),
+            ("classes", 1, MOST_CLASSES),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
@@ -106,6 +114,9 @@ class MetricKLT(TransformCodec):
                 raise ValueError(f"{name}: expected {least} to {most}, got {value}")
         if not 0 <= self.shrinkage < np.inf:
             raise ValueError(f"shrinkage: expected a number >= 0, got {self.shrinkage}")
+        # as a stream says them
+        object.__setattr__(self, "bits", float(self.bits))
+        object.__setattr__(self, "shrinkage", float(self.shrinkage))
         for name, known in (
             ("coding", CODINGS), ("joint", JOINTS), ("basis", BASES), ("metric", METRICS), ("distances", DISTANCES),
             ("tables", ("measured", "model")), ("scaling", ("factored", "channelwise")),
@@ -146,11 +157,7 @@ class MetricKLT(TransformCodec):
 
     def _prepare(self, index: int | None, layers: list[Layer]) -> tuple[Float64, list[Unit]]:
         """Stacked vectors of the calibration behind the sinks, and the bases."""
-        x = np.concatenate(
-            [stacked.stack(*(a[:, self.sinks :] for a in (one.keys, one.values)), one.rope, one.positions[self.sinks :]) for one in layers]
-        )
-        if len(x) == 0:
-            raise ValueError(f"calibration: expected a token behind the {self.sinks} sinks in layer {index}, got none")
+        x = stacked.calibration(layers, self.sinks)
         return x, self._units(layers, x)
 
     def _fit(self, index: int | None, layers: list[Layer], x: Float64, units: list[Unit]) -> LayerCoder:
@@ -172,12 +179,19 @@ class MetricKLT(TransformCodec):
         centred = x - mean
         covariance = centred.T @ centred / len(x)
         key_metrics, value_metrics = _metrics(layers, self.metric, self.distances, covariance)
-        key_metrics, value_metrics = _definite(transform.shrink(key_metrics, self.shrinkage), transform.shrink(value_metrics, VALUE_SHRINKAGE))
+        key_metrics, value_metrics = _definite(
+            transform.shrink(key_metrics, self.shrinkage), transform.shrink(value_metrics, VALUE_SHRINKAGE)
+        )
         heads = range(one.kv_heads)
         key = [stacked.columns(one, "keys", [h]) for h in heads]
         value = [stacked.columns(one, "values", [h]) for h in heads]
         groups = {
-            "layer": [[*((k, key_metrics[h]) for h, k in enumerate(key)), *((v, value_metrics[h]) for h, v in enumerate(value))]],
+            "layer": [
+                [
+                    *((k, key_metrics[h]) for h, k in enumerate(key)),
+                    *((v, value_metrics[h]) for h, v in enumerate(value)),
+                ]
+            ],
             "head": [[(key[h], key_metrics[h]), (value[h], value_metrics[h])] for h in heads],
             "none": [*([(key[h], key_metrics[h])] for h in heads), *([(value[h], value_metrics[h])] for h in heads)],
         }[self.joint]
@@ -209,33 +223,79 @@ class MetricKLT(TransformCodec):
 
     def _fixed(self, units: list[Unit], x: Float64) -> FixedCoder:
         gain: fixed.Gain = "log" if self.scaling == "factored" else "none"
-        numbers = x.shape[1]
-        budget = int(np.floor(self.bits * numbers + 1e-9)) - fixed.gain_bits(gain) * len(units)
-        if not 0 <= budget <= MOST_FIXED_BITS * numbers:
-            raise ValueError(f"bits: expected up to {MOST_FIXED_BITS} for each number beside the scales of tokens, got {self.bits}")
+        budget = int(np.floor(self.bits * x.shape[1] + 1e-9))
+        if budget > MOST_FIXED_BITS * x.shape[1]:
+            raise ValueError(f"bits: expected at most {MOST_FIXED_BITS} for coding='fixed', got {self.bits}")
         rows = np.linspace(0, len(x) - 1, min(len(x), FIXED_TOKENS)).astype(int)
-        sides = [_Side((x[rows][:, places] - mean) @ np.linalg.pinv(synthesis).T, gain) for places, synthesis, mean in units]
-        self._allot(sides, budget)
+        sides = [
+            _Side((x[rows][:, places] - mean) @ np.linalg.pinv(synthesis).T, gain) for places, synthesis, mean in units
+        ]
+        codebooks = _gaussian()
+        self._allot(sides, codebooks, budget)
         for side in sides:
-            side.keep_coded()
-        codebooks = self._allot(sides, budget)
+            side.scale_tokens(codebooks)
+        codebooks = _codebooks(np.concatenate([side.normalised[:, side.live].ravel() for side in sides]))
+        for side in sides:
+            side.scale_tokens(codebooks)
+        self._allot(sides, codebooks, budget)
         coded = []
         for (places, synthesis, mean), side in zip(units, sides):
-            basis = Basis.of(places, synthesis * (side.sigma / fixed.UNIT), mean)
+            basis = Basis.of(places, synthesis * (side.sigma / fixed.unit_of("listed", gain)), mean)
             coded.append(FixedUnit(basis, side.bits.astype(np.uint8)))
         used = {int(b) for side in sides for b in side.bits if b}
         return FixedCoder(tuple(coded), gain, {b: codebooks[b] for b in sorted(used)})
 
-    def _allot(self, sides: list[_Side], budget: int) -> dict[int, NDArray[np.int32]]:
-        """Bits of every coefficient, of least summed distortion, and the codebooks that they are for."""
-        codebooks = _codebooks(np.concatenate([side.normalised[:, side.live].ravel() for side in sides]))
+    def _allot(self, sides: list[_Side], codebooks: dict[int, NDArray[np.int32]], budget: int) -> None:
+        """Bits of every coefficient, of least summed distortion with these codebooks; with the scales of tokens they spend the budget.
+
+        A coefficient that lost its bits does not get them back, so the number of scales, which its group has or not, settles.
+        """
         tables = np.concatenate([side.table(codebooks, self.tables == "measured") for side in sides])
-        if MOST_FIXED_BITS * int(sum(side.live.sum() for side in sides)) >= budget:
-            tables[~np.concatenate([side.live for side in sides]), 1:] = np.inf
-        bits = rate.integer_bits(tables, budget)
-        for side, own in zip(sides, np.split(bits, np.cumsum([len(side.sigma) for side in sides])[:-1])):
+        edges = np.cumsum([len(side.sigma) for side in sides])[:-1]
+        live = np.concatenate([side.live for side in sides])
+        while True:
+            scales = sum(
+                fixed.gain_bits(side.gain) * fixed.groups_of(int(own.sum()))
+                for side, own in zip(sides, np.split(live, edges))
+            )
+            if MOST_FIXED_BITS * int(live.sum()) + scales < budget:
+                bits = self._allot_zeros(sides, live, budget - scales)
+                break
+            allowed = np.where(live[:, None] | (np.arange(MOST_FIXED_BITS + 1) == 0), tables, np.inf)
+            bits = rate.integer_bits(allowed, max(0, budget - scales))
+            if ((bits > 0) == live).all():
+                break
+            coded = np.array([fixed.groups_of(int((own > 0).sum())) for own in np.split(bits, edges)])
+            before = np.array([fixed.groups_of(int(own.sum())) for own in np.split(live, edges)])
+            live = bits > 0
+            if (coded == before).all():
+                break
+        for side, own in zip(sides, np.split(bits, edges)):
             side.bits = own
-        return codebooks
+
+    @staticmethod
+    def _allot_zeros(sides: list[_Side], live: NDArray[np.bool_], budget: int) -> NDArray[np.int64]:
+        """Where what is alive cannot take all bits: it has all it can take, and the others, in order, the rest, scales of theirs included."""
+        bits = MOST_FIXED_BITS * live.astype(np.int64)
+        left, first = budget - int(bits.sum()), 0
+        for side in sides:
+            own = slice(first, first + len(side.sigma))
+            first = own.stop
+            for c in range(own.start, own.stop):
+                coded = int((bits[own] > 0).sum())
+                opens = fixed.gain_bits(side.gain) * (fixed.groups_of(coded + 1) - fixed.groups_of(coded))
+                if bits[c] or left <= 0:
+                    continue
+                if (short := opens + 1 - left) > 0:
+                    # less is left than a new scale takes: the last one before gives some of its bits back
+                    givers = np.flatnonzero(bits[:c] > short)
+                    if not givers.size:
+                        continue
+                    bits[givers[-1]] -= short
+                    left += short
+                bits[c] = min(MOST_FIXED_BITS, left - opens)
+                left -= opens + int(bits[c])
+        return bits
 
     def _jensen(self, layers: list[Layer], x: Float64, coder: StackedCoder) -> NDArray[np.float32]:
         """+ s^2 / 2 for each KV head: centroids shrink, E[k | k^] = k^, so exact tokens gain mass (theory B-L1)."""
@@ -259,24 +319,26 @@ class _Side:
         self.y, self.gain = y, gain
         spread = np.sqrt((y**2).mean(axis=0))
         self.live = spread > 1e-9 * spread.max(initial=0.0)
+        self.sigma = np.where(self.live, spread, 0.0)
         self.bits = np.zeros(y.shape[1], np.int64)
-        self._normalise(spread)
+        self.gains = np.ones(y.shape)
 
-    def _normalise(self, spread: Float64) -> None:
-        safe = np.where(self.live, spread, 1.0)
-        ratio = self.y / safe
-        self.gains = np.ones(len(ratio))
-        if self.gain == "log":
-            self.gains = FixedCoder((), "log", {}).gains(ratio[:, self.live])[1]
-        self.sigma = np.where(self.live, safe, 0.0)
-        self.normalised = np.where(self.live, ratio / self.gains[:, None], 0.0)
+    @property
+    def normalised(self) -> Float64:
+        return np.where(self.live, self.y / (self.gains * np.where(self.live, self.sigma, 1.0)), 0.0)
 
-    def keep_coded(self) -> None:
-        """Only what has bits counts for a token's scale from here on."""
+    def scale_tokens(self, codebooks: dict[int, NDArray[np.int32]]) -> None:
+        """Scales of tokens as the encoder will choose them, and only what has bits stays in play."""
         coded = self.bits > 0
-        if coded.any():
-            self.live &= coded
-            self._normalise(np.sqrt((self.y**2).mean(axis=0)))
+        if self.gain == "none" or not coded.any():
+            return
+        self.live &= coded
+        at = np.flatnonzero(self.live)
+        points = [codebooks[int(b)] / fixed.UNIT for b in self.bits[at]]
+        chosen, _ = fixed.least_error(self.y[:, at] / self.sigma[at], points, self.sigma[at] ** 2)
+        self.gains = np.ones(self.y.shape)
+        for i, c in enumerate(at):
+            self.gains[:, c] = fixed.LOG_GAINS[chosen[i // fixed.GROUP]] / fixed.GAIN_UNIT
 
     def table(self, codebooks: dict[int, NDArray[np.int32]], measured: bool) -> Float64:
         """D_c(b), (size, 1 + MOST_FIXED_BITS): mean squared error of y_c with b bits."""
@@ -285,7 +347,7 @@ class _Side:
             return variance[:, None] * 4.0 ** -np.arange(MOST_FIXED_BITS + 1)
         out = np.repeat(variance[:, None], MOST_FIXED_BITS + 1, axis=1)
         flat = self.normalised[:, self.live]
-        weight = (self.gains[:, None] * self.sigma[self.live]) ** 2
+        weight = (self.gains[:, self.live] * self.sigma[self.live]) ** 2
         for b, points in codebooks.items():
             p = points / fixed.UNIT
             decoded = p[np.searchsorted(0.5 * (p[1:] + p[:-1]), flat, side="right")]
@@ -294,13 +356,24 @@ class _Side:
 
 
 def _codebooks(normalised: Float64) -> dict[int, NDArray[np.int32]]:
-    """Lloyd-Max points of 1 ... MOST_FIXED_BITS bits for these coefficients, in units of 2^-12; Gaussian ones for none."""
-    some = normalised[np.linspace(0, len(normalised) - 1, min(len(normalised), 4096)).astype(int)] if len(normalised) else normalised
-    out = {}
+    """Lloyd-Max points of 1 ... MOST_FIXED_BITS bits for these coefficients, in units of 2^-12; Gaussian ones where they are too few."""
+    ordered = np.sort(normalised)
+    some = ordered[((np.arange(SAMPLES) + 0.5) / SAMPLES * len(ordered)).astype(int)] if len(ordered) else ordered
+    out = dict(_gaussian())
     for b in range(1, MOST_FIXED_BITS + 1):
-        samples = some if np.unique(some).size > 1 << b else ndtri((np.arange(4096) + 0.5) / 4096)
-        out[b] = np.clip(np.rint(rate.lloyd_max(samples, 1 << b).points * fixed.UNIT), -(1 << 24), 1 << 24).astype(np.int32)
+        if np.unique(some).size > 1 << b:
+            out[b] = _integers(rate.lloyd_max(some, 1 << b).points)
     return out
+
+
+@functools.cache
+def _gaussian() -> dict[int, NDArray[np.int32]]:
+    law = ndtri((np.arange(SAMPLES) + 0.5) / SAMPLES)
+    return {b: _integers(rate.lloyd_max(law, 1 << b).points) for b in range(1, MOST_FIXED_BITS + 1)}
+
+
+def _integers(points: Float64) -> NDArray[np.int32]:
+    return np.clip(np.rint(points * fixed.UNIT), -(1 << 24), 1 << 24).astype(np.int32)
 
 
 def _metrics(layers: list[Layer], kind: str, distances: str, covariance: Float64) -> tuple[Float64, Float64]:
@@ -317,7 +390,7 @@ def _metrics(layers: list[Layer], kind: str, distances: str, covariance: Float64
         some = _some_queries(layer)
         turned = layer.rope is not None
         if kind != "queries":
-            pre = ("own" if distances == "zero" else True) if turned else False
+            pre: bool | Literal["own"] = ("own" if distances == "zero" else True) if turned else False
             key_metrics.append(metrics.key_metric(some, pre_rope=pre, coherent=kind != "incoherent", tokens=TOKENS))
         if kind in ("mixed", "queries"):
             query_metrics.append(metrics.query_metric(layer, pre_rope=turned and layer.query_positions is not None))
@@ -325,8 +398,10 @@ def _metrics(layers: list[Layer], kind: str, distances: str, covariance: Float64
     value = np.mean(value_metrics, axis=0)
     if kind == "queries":
         # only its direction is known: what it costs is set by M_K
-        some = [metrics.key_metric(_some_queries(layer), pre_rope=layer.rope is not None, tokens=TOKENS) for layer in layers]
-        return _as_dear(np.mean(query_metrics, axis=0), np.mean(some, axis=0), covariance, one), value
+        full = [
+            metrics.key_metric(_some_queries(layer), pre_rope=layer.rope is not None, tokens=TOKENS) for layer in layers
+        ]
+        return _as_dear(np.mean(query_metrics, axis=0), np.mean(full, axis=0), covariance, one), value
     key = np.mean(key_metrics, axis=0)
     if kind == "mixed":
         key = 0.5 * key + 0.5 * _as_dear(np.mean(query_metrics, axis=0), key, covariance, one)

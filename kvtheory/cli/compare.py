@@ -17,10 +17,12 @@ from kvtheory.cli.verify import Budget
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from kvtheory.cli.on_model import OnModel
+    from kvtheory.cli.on_model import OnModels
     from kvtheory.sweep import Task
-    from reference.compare import Summary
+    from reference.codec import Codec
+    from reference.compare import EqualRate, FittedCodec, Source, Spec, Summary
 
 
 class Dtype(StrEnum):
@@ -43,7 +45,10 @@ SIZES = {Budget.quick: Sizes(1024, 512, 8, 1), Budget.full: Sizes(4096, 1024, 16
 
 
 def compare(
-    codecs: Annotated[str, typer.Option(help="Comma-separated names of codecs.")] = "Full,TurboQuant",
+    codecs: Annotated[
+        str,
+        typer.Option(help="Comma-separated codecs, with options: 'AATC,MetricKLT(coding=entropy|fixed,joint=none)'."),
+    ] = "Full,TurboQuant",
     bits: Annotated[str, typer.Option(help="Nominal bits per number, for the codecs that have them.")] = "2,3,4",
     model: Annotated[
         list[str] | None,
@@ -54,6 +59,16 @@ def compare(
         typer.Option(help="Captured cache: sample (embedded) or a FILE; repeatable. Default, without --model: sample."),
     ] = None,
     text: Annotated[str, typer.Option(help="What --model reads: a text's name in kvtheory, or a FILE.")] = "hamlet",
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What fitted codecs are fitted to, another work than TEXT: with --model a text's name or a FILE, captured once; or a "
+            "captured cache FILE of the same model; repeatable, one for each model."
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of it. Default: 4,096 of a text, all of a captured cache.")
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers by index: 2,18 or 0-9. Default: all.")] = None,
     budget: Annotated[
         Budget, typer.Option(help="quick: 1,024 + 512 tokens. full: 4,096 + 1,024 tokens, 3 seeds.")
@@ -73,12 +88,19 @@ def compare(
             "--kl/--no-kl", help="With --model: also run it on the compressed prefix (KL, top-1, perplexity)."
         ),
     ] = True,
+    at: Annotated[
+        str | None, typer.Option(help="Held bits at which the codecs are compared, interpolated. Default: 2,2.5,3,4.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The codec, as in --codecs, that the others' errors at equal held bits are divided by."),
+    ] = None,
     draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw the picture.")] = True,
 ) -> None:
-    """Attention error against the bits that codecs really hold, on held-out queries of real caches.
+    """Attention error against the bits that codecs really hold, on held-out queries of real caches; at equal held bits, ratios to a baseline.
 
-    Bits are counted from the bytes that are decoded. An interrupted run continues when the same command is given again; codecs, bits and
-    layers may be added to it. Writes results.parquet, timings.parquet, data/ and figures/ into OUT.
+    Codecs that are fitted to calibration data are fitted once, to another work than the one they are judged on. Bits are counted from the bytes that are decoded. An interrupted run continues when the same command is given again; codecs, bits and
+    layers may be added to it. Writes results.parquet, timings.parquet, equal-rate.parquet, states/, data/ and figures/ into OUT.
     """
     # Before NumPy is loaded: with one thread a process the sums are the same for any --jobs, and workers do not fight for cores.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -86,6 +108,7 @@ def compare(
     from rich.console import Console
 
     from kvtheory import sweep
+    from kvtheory.cli import calibrated
     from kvtheory.cli import on_model as model_tasks
     from reference import compare as comparison
     from reference.compare.tables import require_pyarrow
@@ -96,7 +119,12 @@ def compare(
     caches = list(cache or ([] if models else ["sample"]))
     try:
         require_pyarrow()
-        chosen = comparison.codecs_at(_words(codecs), _bits(bits), range(seed, seed + sizes.seeds))
+        specs, rates = comparison.specs(codecs), _bits(bits)
+        seeds = range(seed, seed + sizes.seeds)
+        # refused before anything is captured
+        comparison.codecs_at([spec for spec in specs if not spec.fitted], rates, seeds)
+        base = None if baseline is None else _among(baseline, specs)
+        targets = _bits(at or "2,2.5,3,4", "at")
         wanted = None if layers is None else _layers(layers)
         words = _Text(text) if models else None
         same = _same(budget, dtype, seed, models, words, caches)
@@ -107,10 +135,31 @@ def compare(
             assert words is not None
             path = _captured(console, out, name, words, sizes.prefix + sizes.held)
             sources.append(comparison.source(path, label=name))
+        _have(sources, wanted)
+        origins = [*(None for _ in caches), *models]
+        calibrations = []
+        if any(spec.fitted for spec in specs):
+
+            def capture(model: str, name: str, tokens: int) -> Path:
+                return _captured(console, out, model, _Text(name, "calibration"), tokens)
+
+            calibrations = calibrated.choose(calibration or [], calibration_tokens, sources, origins, capture, wanted)
+            sweep.run([], None, out, same=same)  # type: ignore[arg-type]  # states stand for these sources
+        chosen, fits = calibrated.codecs_of(
+            console, specs, rates, seeds, sources, calibrations, wanted, out / "states", jobs or _cores(), scheduler
+        )
+        bases = {
+            one.id: None if base is None else _of(base, specs, own, rates, seeds) for one, own in zip(sources, chosen)
+        }
         split = comparison.Split(sizes.prefix, sizes.held, sizes.segments, dtype.value)
-        tasks = comparison.plan(sources, chosen, layers=wanted, split=split)
+        tasks = [
+            task
+            for one, own in zip(sources, chosen)
+            for task in comparison.plan([one], own, layers=wanted, split=split)
+        ]
         runs = [
-            task for one, name in zip(sources[len(caches) :], models) for task in model_tasks.plan(one, name, chosen, wanted, split)
+            task for one, own, origin in zip(sources, chosen, origins) if origin is not None
+            for task in model_tasks.plan(one, origin, own, wanted, split)
         ]  # fmt: skip
         rows, timings = _run(console, tasks, out, same, jobs or _cores(), scheduler)
         model_rows: list[dict[str, Any]] = []
@@ -119,6 +168,7 @@ def compare(
             # one process: a model takes memory, and its plain run serves all codecs
             model_rows, more = _run(console, runs, out, same, 1, scheduler, "model runs")
             timings += [{**row, "task": "model"} for row in more]
+        timings += fits
         paths = [*comparison.write(out, rows, timings)]
         if model_rows:
             paths.append(model_tasks.write(out, model_rows))
@@ -135,15 +185,21 @@ def compare(
         raise typer.Exit(1) from None
     summaries = comparison.summarise(rows, seed=seed)
     with_model = model_tasks.summarise(model_rows, seed=seed)
+    asked = at is not None or baseline is not None or bool(calibrations)
+    equal: list[list[EqualRate]] = []
     for summary in summaries:
-        _table(console, summary)
-        _model_table(console, summary, with_model.get((summary.cache, summary.prefix), []))
-    _save(out, summaries, with_model)
+        on = with_model.get((summary.cache, summary.prefix))
+        equal.append(_at_equal_rates(summary, on, targets, _label(summary, bases[summary.cache])) if asked else [])
+        _table(console, summary, asked)
+        _model_table(console, summary, on)
+        _equal_table(console, equal[-1])
+    paths += _save(out, summaries, with_model, equal)
     said = [str(path) for path in paths]
     if draw:
         import figures
 
-        said += [str(p) for drawn in figures.draw(out, names=["pareto"]) for p in drawn.files if p.suffix == ".png"]
+        names = [name for name in ("pareto", "transform-pareto", "ablation") if (out / "data" / name).is_dir()]
+        said += [str(p) for drawn in figures.draw(out, names=names) for p in drawn.files if p.suffix == ".png"]
     console.print(", ".join(said), markup=False)
 
 
@@ -154,13 +210,15 @@ def _words(text: str) -> list[str]:
     return list(dict.fromkeys(word for word in (part.strip() for part in text.split(",")) if word))
 
 
-def _bits(text: str) -> list[float]:
+def _bits(text: str, name: str = "bits") -> list[float]:
     found: list[float] = []
     for word in _words(text):
         try:
             number = float(word)
         except ValueError:
-            raise ValueError(f"bits: expected numbers, got {word!r}") from None
+            raise ValueError(f"{name}: expected numbers, got {word!r}") from None
+        if not 0 < number < 1000:
+            raise ValueError(f"{name}: expected numbers above 0, got {word}")
         found.append(int(number) if number.is_integer() else number)
     return found
 
@@ -178,10 +236,57 @@ def _layers(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def _among(baseline: str, specs: Sequence[Spec]) -> int:
+    """The number of the spec that is the baseline; ValueError for one that is not there."""
+    from reference.compare import specs as read
+
+    found = read(baseline)
+    if len(found) != 1:
+        raise ValueError(f"baseline: expected one codec, got {baseline!r}")
+    for i, spec in enumerate(specs):
+        if spec.name == found[0].name and spec.curve() == found[0].curve():
+            return i
+    raise ValueError(f"baseline: {found[0]} is not among the codecs: {', '.join(map(str, specs))}")
+
+
+def _of(
+    number: int,
+    specs: Sequence[Spec],
+    codecs: Sequence[Codec | FittedCodec],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+) -> Codec | FittedCodec:
+    """A codec of a spec, as it was made: `fit` may have chosen a parameter."""
+    from reference.compare.specs import options_at
+
+    return codecs[sum(len(options_at(spec, rates, seeds)) for spec in specs[:number])]
+
+
+def _label(summary: Summary, codec: Codec | FittedCodec | None) -> str | None:
+    """What a summary calls the curve of a codec."""
+    from reference.compare.equal_rate import same_curve
+
+    if codec is None:
+        return None
+    return next(
+        p.label for p in summary.points if p.codec == codec.codec_id and same_curve(p.parameters, codec.parameters)
+    )
+
+
+def _have(sources: Sequence[Source], wanted: Sequence[int] | None) -> None:
+    """ValueError for a layer that a source has not."""
+    for one in sources:
+        for index in wanted or ():
+            if index not in one.layers:
+                raise ValueError(
+                    f"layers: {one.label} has no layer {index}; there are {', '.join(map(str, one.layers))}"
+                )
+
+
 class _Text:
     """A text by name or from a file. id: what the results call it; a file's has the start of its SHA-256."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, option: str = "text") -> None:
         from kvtheory.models import texts
 
         if name in texts.TEXTS:
@@ -190,7 +295,7 @@ class _Text:
             return
         path = Path(name)
         if not path.is_file():
-            raise ValueError(f"text: no file {name!r} and no text of that name; there are {', '.join(texts.TEXTS)}")
+            raise ValueError(f"{option}: no file {name!r} and no text of that name; there are {', '.join(texts.TEXTS)}")
         content = path.read_text(encoding="utf-8")
         self.id = f"{path.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
         self.get = lambda: content
@@ -312,23 +417,129 @@ def _run(
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def _save(out: Path, summaries: Sequence[Summary], with_model: dict[tuple[str, int], list[OnModel]]) -> None:
-    """The data of the picture, one file a source, in the format of figures.book; what a former run left is removed."""
+def _save(
+    out: Path,
+    summaries: Sequence[Summary],
+    with_model: dict[tuple[str, int], OnModels],
+    equal: Sequence[Sequence[EqualRate]],
+) -> list[Path]:
+    """The data of the pictures, one file a source, in the format of figures.book, and the table at equal rates; what a former run left is removed."""
     from kvtheory.cli.on_model import picture as point_picture
     from proofs_checks.ledger import plain, write_json
-    from reference.compare import picture
+    from reference import compare as comparison
+    from reference.compare import pictures
+    from reference.compare.equal_rate import row
 
-    folder = out / "data" / "pareto"
-    for path in folder.glob("*.json"):
-        path.unlink()
-    for i, summary in enumerate(summaries):
-        runs = with_model.get((summary.cache, summary.prefix), [])
-        data = {**picture(summary), "on_model": [point_picture(run, _label(summary, run)) for run in runs]}
-        record = {"claim": f"compare/{i}-{summary.cache}", "figure": "pareto", "data": plain(data)}
-        write_json(folder / f"compare--{i}-{summary.cache}.json", record)
+    for name in ("pareto", "transform-pareto", "ablation"):
+        for path in (out / "data" / name).glob("*.json"):
+            path.unlink()
+        if (out / "data" / name).is_dir():
+            (out / "data" / name).rmdir()
+    for path in (out / "equal-rate.parquet", out / "equal-rate.json"):
+        path.unlink(missing_ok=True)
+
+    def save(name: str, i: int, cache: str, data: Any) -> None:
+        write_json(
+            out / "data" / name / f"compare--{i}-{cache}.json",
+            {"claim": f"compare/{i}-{cache}", "figure": name, "data": plain(data)},
+        )
+
+    rows = []
+    for i, (summary, its) in enumerate(zip(summaries, equal)):
+        on = with_model.get((summary.cache, summary.prefix))
+        points = [] if on is None else [point_picture(run) for run in on.points]
+        save("pareto", i, summary.cache, {**comparison.picture(summary), "on_model": points})
+        if not its:
+            continue
+        about = {
+            "model": summary.model, "text": summary.text, "cache": summary.cache, "prefix": summary.prefix,
+            "layers": ",".join(map(str, summary.layers)),
+        }  # fmt: skip
+        rows += [row(one, about) for one in its]
+        curves = pictures.transform_pareto(summary, its[0].baseline)
+        if curves["curves"]:
+            save("transform-pareto", i, summary.cache, curves)
+        ratios = pictures.ablation(summary, its)
+        if ratios["lines"]:
+            save("ablation", i, summary.cache, ratios)
+    return list(comparison.write_equal_rates(out, rows)) if rows else []
 
 
-def _table(console: Console, summary: Summary) -> None:
+def _at_equal_rates(
+    summary: Summary, on: OnModels | None, targets: Sequence[float], baseline: str | None
+) -> list[EqualRate]:
+    from reference.compare import at_equal_rate
+
+    found = at_equal_rate(summary, targets, baseline) + at_equal_rate(summary, targets, baseline, over="heads")
+    return found if on is None else found + on.at_equal_rate(targets, baseline)
+
+
+#: of EqualRate.measure
+HEADINGS = {
+    "attention": "attention error, geometric mean over layers",
+    "attention by head": "attention error, geometric mean over KV heads",
+    "kl": "the model itself: KL, bits",
+    "perplexity": "the model itself: perplexity",
+}
+
+
+def _equal_table(console: Console, equal: Sequence[EqualRate]) -> None:
+    from rich.table import Table
+
+    for measure in dict.fromkeys(one.measure for one in equal):
+        own = [one for one in equal if one.measure == measure]
+        there = [one for one in own if one.error is not None]
+        baseline = own[0].baseline
+        over = f", and over that of {baseline}" if baseline else ""
+        table = Table(
+            title=f"{HEADINGS[measure]}, at equal held bits{over}; log2 interpolated between the two nearest held rates",
+            title_justify="left", box=None, pad_edge=False,
+        )  # fmt: skip
+        table.add_column("held\nbits", justify="right")
+        table.add_column("codec")
+        headings = ["between\nheld rates", "value", f"{there[0].error.level:.0%}" if there and there[0].error else ""]
+        for heading in [*headings, *(["ratio", "paired\ninterval"] if baseline else [])]:
+            table.add_column(heading, justify="right")
+        for one in there:
+            table.add_row(f"{one.held_bits:g}", one.label, *_cells(one))
+        if there:
+            _show(console, table)
+        if measure in ("attention", "kl"):
+            missing: dict[tuple[str, str], list[str]] = {}
+            for one in own:
+                if one.why:
+                    missing.setdefault((one.label, one.why), []).append(f"{one.held_bits:g}")
+            for (label, why), at in missing.items():
+                console.print(f"{label} at {', '.join(at)}: {why}; nothing is extrapolated", markup=False)
+
+
+def _show(console: Console, table: Table) -> None:
+    """A table as wide as it is: a narrow terminal wraps its lines, a file has them whole."""
+    from rich.measure import Measurement
+
+    width = console.width
+    console.width = max(width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    try:
+        console.print(table)
+    finally:
+        console.width = width
+
+
+def _cells(one: EqualRate) -> list[str]:
+    assert one.below is not None and one.above is not None and one.error is not None
+    cells = [
+        f"{one.below[1]:.3f} .. {one.above[1]:.3f}",
+        f"{one.error.estimate:.3g}",
+        f"[{one.error.low:.3g}, {one.error.high:.3g}]",
+    ]
+    if one.baseline is None:
+        return cells
+    if one.ratio is None:
+        return [*cells, "-", "-"]
+    return [*cells, f"{one.ratio.estimate:.3f}", f"[{one.ratio.low:.3f}, {one.ratio.high:.3f}]"]
+
+
+def _table(console: Console, summary: Summary, equal_rates: bool) -> None:
     from rich.table import Table
 
     level = f"{summary.bootstrap.level:.0%}"
@@ -340,17 +551,17 @@ def _table(console: Console, summary: Summary) -> None:
         box=None,
         pad_edge=False,
     )
-    table.add_column("codec", overflow="fold")
+    table.add_column("codec")
     for heading in ("nominal\nbits", "held\nbits", "ratio", "state\nbytes", "attention\nerror", level):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for p in summary.points:
         state = f"{p.state_bytes:,}" + (f" (+{p.amortised_bits - p.held_bits:.3f} bits)" if p.state_bytes else "")
         table.add_row(
             p.label, "-" if p.bits is None else f"{p.bits:g}", f"{p.held_bits:.4f}", f"{16 / p.held_bits:.2f}", state,
             f"{p.error.estimate:.3g}", f"[{p.error.low:.3g}, {p.error.high:.3g}]",
         )  # fmt: skip
-    console.print(table)
-    for line in _equal_rates(summary):
+    _show(console, table)
+    for line in [] if equal_rates else _equal_rates(summary):
         console.print(line, markup=False)
     if summary.windowed:
         console.print(
@@ -359,22 +570,19 @@ def _table(console: Console, summary: Summary) -> None:
         )
 
 
-def _label(summary: Summary, run: OnModel) -> str:
-    return next(p.label for p in summary.points if (p.codec, p.parameters) == (run.codec, run.parameters))
-
-
-def _model_table(console: Console, summary: Summary, runs: Sequence[OnModel]) -> None:
+def _model_table(console: Console, summary: Summary, on: OnModels | None) -> None:
     from rich.table import Table
 
-    if not runs:
+    if on is None:
         return
+    runs = on.points
     table = Table(
         title=f"{_short(summary.model)} itself, the same layers replaced (perplexity {runs[0].plain_perplexity:.3f} without)",
         title_justify="left",
         box=None,
         pad_edge=False,
     )
-    table.add_column("codec", overflow="fold")
+    table.add_column("codec")
     for heading in (
         "nominal\nbits",
         "held\nbits",
@@ -383,14 +591,14 @@ def _model_table(console: Console, summary: Summary, runs: Sequence[OnModel]) ->
         "same\ntop-1",
         "perplexity",
     ):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for run in runs:
         kl = run.kl_bits
         table.add_row(
-            _label(summary, run), "-" if run.bits is None else f"{run.bits:g}", f"{run.held_bits:.4f}", f"{kl.estimate:.3g}",
+            run.label, "-" if run.bits is None else f"{run.bits:g}", f"{run.held_bits:.4f}", f"{kl.estimate:.3g}",
             f"[{kl.low:.3g}, {kl.high:.3g}]", f"{run.agreement:.1%}", f"{run.perplexity:.3f}",
         )  # fmt: skip
-    console.print(table)
+    _show(console, table)
 
 
 def _equal_rates(summary: Summary) -> list[str]:

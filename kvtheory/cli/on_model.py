@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvtheory.statistics import Interval, bootstrap_ratios
+from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
 from kvtheory.sweep import Task
 from reference.codec import Codec
+from reference.compare.equal_rate import Curve, EqualRate, at_rates, baseline_of
+from reference.compare.fitted import FittedCodec
 from reference.compare.sources import Source, Split, divide, open_cache
-from reference.compare.summary import without_seed
+from reference.compare.summary import labels, without_seed
 from reference.compare.tables import COLUMNS, parquet
-from reference.compare.tasks import task_key, through_bytes
+from reference.compare.tasks import carried, task_key, through_bytes
 
 Row = dict[str, Any]
 
 #: model.parquet: name -> (type of pyarrow, may be null, meaning)
 MODEL_COLUMNS: dict[str, tuple[str, bool, str]] = {
-    **{n: COLUMNS[n] for n in ("model", "text", "cache", "codec", "parameters", "state", "bits", "seed", "dtype", "prefix", "held")},
+    **{n: COLUMNS[n] for n in ("model", "text", "cache", "codec", "parameters", "state", "calibration", "bits", "seed", "dtype", "prefix", "held")},
     "layers": ("string", False, "indices of the layers whose cache is replaced"),
     "segment": ("int32", False, "segment of consecutive positions behind the prefix"),
     "positions": ("int32", False, "positions in the segment"),
@@ -43,12 +46,18 @@ MODEL_COLUMNS: dict[str, tuple[str, bool, str]] = {
 }  # fmt: skip
 
 
-def plan(one: Source, model: str, codecs: Sequence[Codec], layers: Sequence[int] | None, split: Split) -> list[Task]:
+def plan(
+    one: Source, model: str, codecs: Sequence[Codec | FittedCodec], layers: Sequence[int] | None, split: Split
+) -> list[Task]:
     """One task for each codec on a captured source of `model` (a name, path or hub id)."""
     indices = tuple(one.layers) if layers is None else tuple(layers)
     numbers = {i: one.layers[i] for i in indices}
     return [
-        Task(task_key(one, codec, indices, split), evaluate, (one.path, one.digest, model, numbers, codec, split))
+        Task(
+            task_key(one, codec, indices, split),
+            evaluate,
+            (one.path, one.digest, model, numbers, carried(codec, indices), split),
+        )
         for codec in codecs
     ]
 
@@ -62,7 +71,9 @@ def _runner(model: str) -> Any:
     return Runner(loaded, tokenizer)
 
 
-def evaluate(path: str, digest: str, model: str, layers: dict[int, int], codec: Codec, split: Split) -> list[Row]:
+def evaluate(
+    path: str, digest: str, model: str, layers: dict[int, int], codec: Codec | FittedCodec, split: Split
+) -> list[Row]:
     """Encode, decode, replace, run: a row for each segment of the positions behind the prefix."""
     cache = open_cache(path)
     assert cache.tokens is not None
@@ -106,16 +117,62 @@ class OnModel:
     """A codec on the whole model, all seeds pooled. kl_bits: mean over positions, with its bootstrap interval over segments."""
 
     codec: str
+    label: str
     parameters: dict[str, Any]
     bits: float | None
     held_bits: float
+    amortised_bits: float
     kl_bits: Interval
     agreement: float
     perplexity: float
     plain_perplexity: float
 
 
-def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[tuple[str, int], list[OnModel]]:
+@dataclass(frozen=True)
+class OnModels:
+    """All points on one source. `kl`, `surprisal`: bootstraps of the mean KL and the mean surprisal (bits), in the order of `points`."""
+
+    points: tuple[OnModel, ...]
+    kl: RatioBootstrap
+    surprisal: RatioBootstrap
+
+    def at_equal_rate(self, target_bits: Sequence[float], baseline: str | None = None) -> list[EqualRate]:
+        """`reference.compare.at_equal_rate` of the KL divergence and of the perplexity.
+
+        Both are interpolated in log2: that of the perplexity is the mean surprisal in bits. Perplexities are of the text, not above the plain
+        model's.
+        """
+        found: list[EqualRate] = []
+        measures = (
+            ("kl", self.kl.log_estimates / np.log(2), self.kl.log_replicates / np.log(2)),
+            ("perplexity", np.exp(self.surprisal.log_estimates), np.exp(self.surprisal.log_replicates)),
+        )
+        for measure, logs, replicates in measures:
+            curves = self._curves(logs, replicates)
+            label = (
+                None if baseline is None else baseline_of(baseline, [(c.label, c.codec, c.parameters) for c in curves])
+            )
+            found += at_rates(curves, target_bits, measure, self.kl.segments, self.kl.level, label)
+        return found
+
+    def _curves(self, logs: NDArray[np.float64], replicates: NDArray[np.float64]) -> list[Curve]:
+        groups: dict[str, list[int]] = {}
+        for i, point in enumerate(self.points):
+            groups.setdefault(point.label, []).append(i)
+        found = []
+        for label, group in groups.items():
+            own = sorted(group, key=lambda i: self.points[i].held_bits)
+            points = [self.points[i] for i in own]
+            found.append(
+                Curve(
+                    label, points[0].codec, points[0].parameters, [p.held_bits for p in points], [p.bits for p in points],
+                    [p.amortised_bits for p in points], logs[own], replicates[own],
+                )
+            )  # fmt: skip
+        return found
+
+
+def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[tuple[str, int], OnModels]:
     """(cache, prefix) -> its points, in the order of the rows. The same segments are drawn for all codecs."""
     sources: dict[tuple[str, int], dict[tuple[str, str, str], list[Row]]] = {}
     for row in rows:
@@ -124,35 +181,47 @@ def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[t
     found = {}
     for source, points in sources.items():
         segments = 1 + max(row["segment"] for group in points.values() for row in group)
-        sums = np.zeros((2, len(points), 1, segments))
+        sums = np.zeros((4, len(points), 1, segments))
         for i, group in enumerate(points.values()):
             for row in group:
-                sums[:, i, 0, row["segment"]] += row["kl_bits"], row["positions"]
-        boot = bootstrap_ratios(sums[0], sums[1], level, seed=seed)
+                sums[:, i, 0, row["segment"]] += (
+                    row["kl_bits"],
+                    row["positions"],
+                    row["surprisal_bits"],
+                    row["predicted"],
+                )
+        kl = bootstrap_ratios(sums[0], sums[1], level, seed=seed)
+        surprisal = bootstrap_ratios(sums[2], sums[3], level, seed=seed)
 
         def mean(group: list[Row], over: str, under: str) -> float:
             return float(sum(r[over] for r in group) / sum(r[under] for r in group))
 
-        found[source] = [
-            OnModel(
-                codec=name[0],
-                parameters=json.loads(name[1]),
-                bits=group[0]["bits"],
-                held_bits=float(np.mean([r["held_bits"] for r in group])),
-                kl_bits=boot.interval(i),
-                agreement=mean(group, "agree", "positions"),
-                perplexity=2 ** mean(group, "surprisal_bits", "predicted"),
-                plain_perplexity=2 ** mean(group, "plain_surprisal_bits", "predicted"),
+        every = []
+        for i, (name, label, group) in enumerate(zip(points, labels(list(points)), points.values())):
+            held = float(np.mean([r["held_bits"] for r in group]))
+            numbers = 8 * group[0]["stream_bytes"] / group[0]["held_bits"]
+            every.append(
+                OnModel(
+                    codec=name[0],
+                    label=label,
+                    parameters=json.loads(name[1]),
+                    bits=group[0]["bits"],
+                    held_bits=held,
+                    amortised_bits=held + 8 * group[0]["state_bytes"] / numbers,
+                    kl_bits=kl.interval(i),
+                    agreement=mean(group, "agree", "positions"),
+                    perplexity=2 ** mean(group, "surprisal_bits", "predicted"),
+                    plain_perplexity=2 ** mean(group, "plain_surprisal_bits", "predicted"),
+                )
             )
-            for i, (name, group) in enumerate(points.items())
-        ]
+        found[source] = OnModels(tuple(every), kl, surprisal)
     return found
 
 
-def picture(point: OnModel, label: str) -> dict[str, Any]:
+def picture(point: OnModel) -> dict[str, Any]:
     """The data of one point of figure "pareto"."""
     return {
-        "label": label,
+        "label": point.label,
         "bits": point.bits,
         "held_bits": point.held_bits,
         "error": point.kl_bits.estimate,

@@ -12,11 +12,13 @@ The next order is `remainder_term`: for equal logit variance s^2 on all tokens i
 - `key_term`, `value_term`, `remainder_term`; `attention_error`, in which every codec is scored
 - `key_metric`, `value_metric`, `query_metric`: the two terms as quadratic forms in the noise covariance
 - `token_factor`, `eviction_error`, `single_eviction_error`, `eviction_surrogate`: the token's side, and removal
+- `coherent_term`: errors that are known given the cache, such as the shrinkage of centroid quantisers
 - `logit_variance`, `logit_correction`, `exact_mass`: the Jensen bias of noisy logits
 """
 
 from __future__ import annotations
 
+from kvtheory.distortion.coherent import coherent_term
 from kvtheory.distortion.error import attention_error
 from kvtheory.distortion.jensen import exact_mass, logit_correction, logit_variance
 from kvtheory.distortion.metrics import key_metric, query_metric, value_metric
@@ -25,6 +27,7 @@ from kvtheory.distortion.tokens import eviction_error, eviction_surrogate, singl
 
 __all__ = [
     "attention_error",
+    "coherent_term",
     "eviction_error",
     "eviction_surrogate",
     "exact_mass",

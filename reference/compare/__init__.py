@@ -21,30 +21,51 @@ on this text; other texts are other sweeps.
     with kvtheory.sweep.executor(2) as pool:
         rows, timings = kvtheory.sweep.run(tasks, pool, "report/compare", same={})
     compare.write("report/compare", rows, timings)             # Parquet; docs/compare.md has the columns
-    compare.summarise(rows)
+    (summary,) = compare.summarise(rows)
+
+    its = compare.calibration("emma.safetensors")              # another work, the same model
+    codecs = compare.fit("AATC,MetricKLT", [2, 3], its, "report/compare/states")
+    compare.at_equal_rate(summary, [2, 2.5], baseline="AATC")
 """
 
+from reference.compare.equal_rate import EQUAL_RATE_COLUMNS, Curve, EqualRate, write_equal_rates
+from reference.compare.fitted import Calibration, FittedCodec, calibration, fit, refuse_same_work, usable
 from reference.compare.sources import DTYPES, Source, Split, divide, source
-from reference.compare.summary import Point, Summary, at_held_bits, picture, summarise
+from reference.compare.specs import Spec, specs
+from reference.compare.summary import Point, Summary, at_equal_rate, at_held_bits, error_curves, picture, summarise
 from reference.compare.tables import COLUMNS, TIMING_COLUMNS, host, write
 from reference.compare.tasks import codecs_at, measure, plan
 
 __all__ = [
     "COLUMNS",
     "DTYPES",
+    "EQUAL_RATE_COLUMNS",
     "TIMING_COLUMNS",
+    "Calibration",
+    "Curve",
+    "EqualRate",
+    "FittedCodec",
     "Point",
     "Source",
+    "Spec",
     "Split",
     "Summary",
+    "at_equal_rate",
     "at_held_bits",
+    "calibration",
     "codecs_at",
     "divide",
+    "error_curves",
+    "fit",
     "host",
     "measure",
     "picture",
     "plan",
+    "refuse_same_work",
     "source",
+    "specs",
     "summarise",
+    "usable",
     "write",
+    "write_equal_rates",
 ]

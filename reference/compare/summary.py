@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
+from reference.codec import codec_class
+from reference.compare.equal_rate import Curve, EqualRate, at_rates, baseline_of
 
-__all__ = ["Point", "Summary", "at_held_bits", "picture", "summarise", "without_seed"]
+__all__ = [
+    "Point",
+    "Summary",
+    "at_equal_rate",
+    "at_held_bits",
+    "error_curves",
+    "labels",
+    "picture",
+    "summarise",
+    "without_seed",
+]
 
 Row = dict[str, Any]
 Float = NDArray[np.float64]
@@ -40,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Summary:
-    """All points on one source. `bootstrap` has their paired replicates over layers, in the order of `points`."""
+    """All points on one source. `bootstrap` has their paired replicates over layers, in the order of `points`; `head_bootstrap` over KV heads."""
 
     model: str
     text: str
@@ -54,6 +67,7 @@ class Summary:
     windowed: tuple[int, ...]
     points: tuple[Point, ...]
     bootstrap: RatioBootstrap = field(repr=False)
+    head_bootstrap: RatioBootstrap = field(repr=False)
 
     def curves(self) -> dict[str, list[int]]:
         """Label -> numbers of its points, by held bits."""
@@ -86,7 +100,7 @@ def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, dra
     with np.errstate(divide="ignore"):  # an error of 0
         logs = np.log(numerators.sum(axis=2)) - np.log(denominators.sum(axis=2))
     points = []
-    for p, (name, label) in enumerate(zip(names, _labels(names))):
+    for p, (name, label) in enumerate(zip(names, labels(names))):
         own = list({(r["layer"], r["seed"]): r for r in groups[name]}.values())
         numbers = sum(r["numbers"] for r in own)
         held = sum(r["held_bits"] * r["numbers"] for r in own) / numbers
@@ -124,6 +138,7 @@ def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, dra
         windowed=tuple(layer for layer in layers if layer in windowed),
         points=tuple(points),
         bootstrap=by_layer,
+        head_bootstrap=by_head,
     )
 
 
@@ -164,17 +179,52 @@ def _tensor(
     return units, out[0], out[1]
 
 
-def _labels(names: list[tuple[str, str, str]]) -> list[str]:
-    """The codec's name, with the parameters (but bits) that differ between its points, and the state where only that differs."""
-    labels = []
+def labels(names: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Names of points (codec, parameters as JSON, state): the parameters that are not the codec's defaults, and the state where only it differs.
+
+    Bits are left out: they make the points of one curve. Of a codec that is not known, the parameters in which its points differ.
+    """
+    found = []
     for codec, parameters, state in names:
         own = json.loads(parameters)
-        others = [json.loads(p) for c, p, _ in names if c == codec]
-        said = [f"{k}={own[k]}" for k in own if k != "bits" and len({json.dumps(p.get(k)) for p in others}) > 1]
+        usual = _defaults(codec)
+        if usual is None:
+            others = [json.loads(p) for c, p, _ in names if c == codec]
+            said = [
+                f"{k}={_short(own[k])}" for k in own if k != "bits" and len({json.dumps(p.get(k)) for p in others}) > 1
+            ]
+        else:
+            said = [
+                f"{k}={_short(own[k])}"
+                for k in _in_order(own, usual)
+                if k != "bits" and (k not in usual or own[k] != usual[k])
+            ]
         if sum((c, p) == (codec, parameters) for c, p, _ in names) > 1:
             said.append(f"state={state[:6]}")
-        labels.append(codec + (f"({', '.join(said)})" if said else ""))
-    return labels
+        found.append(codec + (f"({', '.join(said)})" if said else ""))
+    return found
+
+
+def _in_order(own: Row, usual: Row) -> list[str]:
+    return [*(k for k in usual if k in own), *(k for k in own if k not in usual)]
+
+
+def _short(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
+
+
+def _defaults(codec: str) -> Row | None:
+    """Parameters of a codec's constructor that have a default, as rows have them."""
+    try:
+        fields = dataclasses.fields(codec_class(codec))  # type: ignore[arg-type]
+    except (LookupError, TypeError):
+        return None
+    usual = {
+        f.name: f.default
+        for f in fields
+        if f.init and f.default is not dataclasses.MISSING and "state" not in f.metadata
+    }
+    return dict(json.loads(json.dumps(usual, default=repr)))
 
 
 def at_held_bits(summary: Summary, label: str, held_bits: float) -> tuple[float, Float]:
@@ -183,24 +233,42 @@ def at_held_bits(summary: Summary, label: str, held_bits: float) -> tuple[float,
     log2 error is taken as linear in held bits between neighbours (it is -2 a bit for a fine quantiser). Nothing is extrapolated:
     ValueError outside the curve's points, and where an error is 0. Differences of two curves' replicates are paired.
     """
-    own = summary.curves().get(label)
-    if own is None:
-        raise ValueError(f"label: no curve {label!r}; there are {', '.join(summary.curves())}")
-    rates = [summary.points[i].held_bits for i in own]
-    if not rates[0] <= held_bits <= rates[-1]:
-        raise ValueError(
-            f"held_bits: {label} was measured from {rates[0]:.4g} to {rates[-1]:.4g} bits per number, got {held_bits:g}"
-        )
-    above = int(np.clip(np.searchsorted(rates, held_bits), 1, len(rates) - 1)) if len(rates) > 1 else 0
-    below = max(above - 1, 0)
-    width = rates[above] - rates[below]
-    t = (held_bits - rates[below]) / width if width else 0.0
-    boot = summary.bootstrap
-    pair = [own[below], own[above]]
-    if not np.isfinite(boot.log_replicates[pair]).all():
-        raise ValueError(f"label: {label} has an error of 0 there, which has no logarithm")
-    mix = np.array([1 - t, t]) / np.log(2)
-    return float(mix @ boot.log_estimates[pair]), mix @ boot.log_replicates[pair]
+    own = {curve.label: curve for curve in error_curves(summary)}
+    if label not in own:
+        raise ValueError(f"label: no curve {label!r}; there are {', '.join(own)}")
+    return own[label].at(held_bits)
+
+
+def error_curves(summary: Summary, over: str = "layers") -> list[Curve]:
+    """The curves of a summary; over: "layers" or "heads", what their geometric means are over."""
+    if over not in ("layers", "heads"):
+        raise ValueError(f'over: expected "layers" or "heads", got {over!r}')
+    boot = summary.bootstrap if over == "layers" else summary.head_bootstrap
+    found = []
+    for label, own in summary.curves().items():
+        points = [summary.points[i] for i in own]
+        found.append(
+            Curve(
+                label, points[0].codec, points[0].parameters, [p.held_bits for p in points], [p.bits for p in points],
+                [p.amortised_bits for p in points], boot.log_estimates[own] / np.log(2), boot.log_replicates[own] / np.log(2),
+            )
+        )  # fmt: skip
+    return found
+
+
+def at_equal_rate(
+    summary: Summary, target_bits: float | Sequence[float], baseline: str | None = None, over: str = "layers"
+) -> list[EqualRate]:
+    """Every codec of a summary at each target, held bits per number, and over the codec that the spec `baseline` names.
+
+    Geometric means over layers, or over all KV heads (over="heads"). A codec that was not measured on both sides of a target has
+    no number there, and `why`. ValueError for a baseline that is not among the codecs.
+    """
+    targets = [float(target_bits)] if isinstance(target_bits, (int, float)) else [float(t) for t in target_bits]
+    curves = error_curves(summary, over)
+    label = None if baseline is None else baseline_of(baseline, [(c.label, c.codec, c.parameters) for c in curves])
+    measure = "attention" if over == "layers" else "attention by head"
+    return at_rates(curves, targets, measure, summary.segments, summary.bootstrap.level, label)
 
 
 def picture(summary: Summary) -> dict[str, Any]:

@@ -24,6 +24,11 @@ COLUMNS: dict[str, tuple[str, bool, str]] = {
     "codec": ("string", False, "codec id"),
     "parameters": ("string", False, "constructor arguments, JSON with sorted names"),
     "state": ("string", False, "first 16 hex digits of the SHA-256 of the codec's fitted state; empty if it has none"),
+    "calibration": (
+        "string",
+        False,
+        "what the state was fitted to: text, tokens, start of its cache's SHA-256; empty if nothing was fitted here",
+    ),
     "bits": ("double", True, "nominal bits per number, the constructor's; null if it has none"),
     "seed": ("int64", True, "seed of the codec's own randomness; null if it has none"),
     "dtype": ("string", False, "element type of the coded numbers"),
@@ -47,7 +52,7 @@ COLUMNS: dict[str, tuple[str, bool, str]] = {
 #: timings.parquet: a row a task; what does not repeat is here and nowhere else
 TIMING_COLUMNS: dict[str, tuple[str, bool, str]] = {
     **{name: COLUMNS[name] for name in ("model", "text", "cache", "codec", "parameters", "bits", "seed")},
-    "task": ("string", False, "attention: one layer's error; model: the model's own next tokens"),
+    "task": ("string", False, "fit: of a codec; attention: one layer's error; model: the model's own next tokens"),
     "layers": ("string", False, "indices of the layers of the task"),
     "seconds": ("double", False, "of reading, coding, decoding and measuring in the worker"),
     "cpu": ("string", False, "of the machine that wrote this file; workers of a cluster may be others"),

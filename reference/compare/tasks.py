@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,47 +14,43 @@ from numpy.typing import NDArray
 from kvtheory import attention
 from kvtheory.layer import Decoded, Layer
 from kvtheory.sweep import Task
-from reference.codec import Codec, codec_class, decode, encode_cache
+from reference.codec import Codec, decode, encode_cache
+from reference.compare.fitted import FittedCodec, nominal
 from reference.compare.sources import Source, Split, divide, open_cache
+from reference.compare.specs import Spec, options_at, specs
 
-__all__ = ["Coded", "codecs_at", "measure", "plan", "task_key", "through_bytes"]
+__all__ = ["Coded", "carried", "codecs_at", "measure", "plan", "task_key", "through_bytes"]
 
 Row = dict[str, Any]
 Float = NDArray[np.float64]
 
 
-def codecs_at(names: Iterable[str], bits: Sequence[float] = (), seeds: Sequence[int] = (0,)) -> list[Codec]:
-    """Data-oblivious codecs by name: one for each nominal rate and seed, where the constructor has `bits` and `seed`.
+def codecs_at(
+    names: str | Iterable[str | Spec], bits: Sequence[float] = (), seeds: Sequence[int] = (0,)
+) -> list[Codec]:
+    """Data-oblivious codecs by name or spec ("TurboQuant(rotation=haar)"): one for each nominal rate and seed, where they take `bits` and `seed`.
 
-    Whatever `plan` takes is a codec instance, so one that was fitted to calibration data is made by its own `fit` and handed to `plan`
-    beside these; ValueError for a name whose class has `fit`, for an unknown one and for a rate that the codec refuses.
+    One that is fitted to calibration data is made by `compare.fit`, or by its own `fit`, and handed to `plan` beside these; ValueError for a
+    name whose class has `fit`, for an unknown one and for a rate or option that the codec refuses.
     """
     found: list[Codec] = []
-    for name in names:
-        try:
-            make = codec_class(name)
-        except LookupError as problem:
-            raise ValueError(f"codecs: {problem.args[0]}") from None
-        if hasattr(make, "fit"):
-            raise ValueError(f"codecs: {name} is fitted to calibration data first; give `plan` the fitted codec")
-        takes = inspect.signature(make).parameters
-        if "bits" in takes and not bits:
-            raise ValueError(f"bits: {name} needs at least one nominal rate")
-        for b in bits if "bits" in takes else (None,):
-            for seed in seeds if "seed" in takes else (None,):
-                given = {key: value for key, value in (("bits", b), ("seed", seed)) if value is not None}
+    for one in [names] if isinstance(names, str) else names:
+        for spec in [one] if isinstance(one, Spec) else specs(one):
+            if spec.fitted:
+                raise ValueError(
+                    f"codecs: {spec.name} is fitted to calibration data first; give `plan` the fitted codec"
+                )
+            for given in options_at(spec, bits, seeds):
                 try:
-                    found.append(make(**given))
+                    found.append(spec.codec(**given))
                 except (TypeError, ValueError, NotImplementedError) as problem:
-                    raise ValueError(
-                        f"codecs: {name}({', '.join(f'{k}={v}' for k, v in given.items())}): {problem}"
-                    ) from None
+                    raise ValueError(f"codecs: {Spec(spec.name, given)}: {problem}") from None
     return found
 
 
 def plan(
     sources: Sequence[Source],
-    codecs: Sequence[Codec],
+    codecs: Sequence[Codec | FittedCodec],
     *,
     layers: Sequence[int] | None = None,
     split: Split | None = None,
@@ -82,7 +77,7 @@ def plan(
                 have = ", ".join(map(str, one.layers))
                 raise ValueError(f"layers: {one.label} has no layer {index}; there are {have}")
         _check(one, wanted, codecs, its)
-        units: list[tuple[Codec, tuple[int, ...]]] = [
+        units: list[tuple[Codec | FittedCodec, tuple[int, ...]]] = [
             *((codec, (index,)) for index in wanted for codec in codecs if codec.scope == "layer"),
             *((codec, tuple(wanted)) for codec in codecs if codec.scope == "cache"),
         ]
@@ -90,14 +85,19 @@ def plan(
             Task(
                 task_key(one, codec, indices, its),
                 measure,
-                (one.path, one.digest, {i: one.layers[i] for i in indices}, codec, its),
+                (one.path, one.digest, {i: one.layers[i] for i in indices}, carried(codec, indices), its),
             )
             for codec, indices in units
         ]
     return tasks
 
 
-def _check(one: Source, wanted: Sequence[int], codecs: Sequence[Codec], split: Split) -> None:
+def carried(codec: Codec | FittedCodec, indices: Sequence[int]) -> Codec | FittedCodec:
+    """The codec as a task of these layers carries it."""
+    return codec.only(indices) if isinstance(codec, FittedCodec) else codec
+
+
+def _check(one: Source, wanted: Sequence[int], codecs: Sequence[Codec | FittedCodec], split: Split) -> None:
     cache = open_cache(one.path)
     for index in wanted:
         layer = cache[one.layers[index]]
@@ -118,9 +118,12 @@ def _check(one: Source, wanted: Sequence[int], codecs: Sequence[Codec], split: S
                 raise ValueError(f"{one.label}, layer {index}: {problem}") from None
 
 
-def task_key(one: Source, codec: Codec, indices: tuple[int, ...], split: Split) -> Row:
+def task_key(one: Source, codec: Codec | FittedCodec, indices: tuple[int, ...], split: Split) -> Row:
     """What a task is: the columns that head its rows."""
-    bits = codec.parameters.get("bits")
+    if isinstance(codec, FittedCodec):
+        state, its = codec.state, codec.calibration
+    else:
+        state, its = hashlib.sha256(codec.state).hexdigest()[:16] if codec.state_bytes else "", ""
     return {
         "model": one.model,
         "text": one.text,
@@ -131,8 +134,9 @@ def task_key(one: Source, codec: Codec, indices: tuple[int, ...], split: Split) 
         "dtype": split.dtype,
         "codec": codec.codec_id,
         "parameters": json.dumps(codec.parameters, sort_keys=True, default=repr),
-        "state": hashlib.sha256(codec.state).hexdigest()[:16] if codec.state_bytes else "",
-        "bits": float(bits) if isinstance(bits, (int, float)) else None,
+        "state": state,
+        "calibration": its,
+        "bits": nominal(codec.parameters),
         "seed": codec.parameters.get("seed"),
         "layers": ",".join(map(str, indices)),
     }
@@ -180,23 +184,25 @@ class Coded(NamedTuple):
     stream_numbers: int
 
 
-def through_bytes(codec: Codec, layers: Sequence[Layer]) -> list[Coded]:
+def through_bytes(codec: Codec | FittedCodec, layers: Sequence[Layer]) -> list[Coded]:
     """Each layer encoded and decoded: alone, or for a codec of scope "cache" all in one stream.
 
     What is decoded are the bytes alone, by `reference.decode`, with the codec's state.
     """
     if codec.scope == "cache":
+        codec = codec.of(None) if isinstance(codec, FittedCodec) else codec
         data = encode_cache(codec, layers)
         numbers = sum(layer.keys.size + layer.values.size for layer in layers)
         return [Coded(decoded, len(data), numbers) for decoded in decode(data, codec.state)]
     found = []
     for layer in layers:
-        data = codec.encode(layer)
-        found.append(Coded(decode(data, codec.state), len(data), layer.keys.size + layer.values.size))
+        own = codec.of(layer.index) if isinstance(codec, FittedCodec) else codec
+        data = own.encode(layer)
+        found.append(Coded(decode(data, own.state), len(data), layer.keys.size + layer.values.size))
     return found
 
 
-def measure(path: str, digest: str, layers: Mapping[int, int], codec: Codec, split: Split) -> list[Row]:
+def measure(path: str, digest: str, layers: Mapping[int, int], codec: Codec | FittedCodec, split: Split) -> list[Row]:
     """Encode, decode, measure: a row for each layer (index -> number in the cache), part (the layer, its KV heads) and segment."""
     prepared = [_prepared(path, digest, number, split) for number in layers.values()]
     coded = through_bytes(codec, [layer.coded for layer in prepared])

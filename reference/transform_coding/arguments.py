@@ -18,12 +18,13 @@ def whole(name: str, value: Any, least: int, most: int) -> None:
         raise ValueError(f"{name}: expected {least} to {most}, got {value}")
 
 
-def number(name: str, value: Any, above: float, most: float) -> None:
-    """TypeError, ValueError unless above < value <= most."""
+def number(name: str, value: Any, above: float, most: float) -> float:
+    """value as a float; TypeError, ValueError unless above < value <= most."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     if not above < value <= most:
         raise ValueError(f"{name}: expected {above:g} < {name} <= {most:g}, got {value}")
+    return float(value)
 
 
 def word(name: str, value: Any, known: Sequence[str]) -> None:

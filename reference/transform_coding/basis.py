@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reference.stream import Reader, varint
 
-__all__ = ["Basis", "principal"]
+__all__ = ["Basis", "principal", "project"]
 
 Float64 = NDArray[np.float64]
 
@@ -26,6 +26,7 @@ LARGEST = 32767
 MOST_ROWS = 1 << 16
 #: exponents beyond are no basis of float64 numbers
 MOST_EXPONENT = 1000
+MOST_COEFFICIENT = 2.0**400
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,14 @@ class Basis:
     def of(cls, places: NDArray[np.int64], synthesis: Float64, mean: Float64) -> Basis:
         """The nearest basis to synthesis (rows, columns): each entry within 2^-16 of its row's largest."""
         with np.errstate(over="ignore"):
-            mean = np.clip(mean, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
+            single = np.clip(mean, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
         largest = np.abs(synthesis).max(axis=1, initial=0.0)
         # 2^e >= largest / 32767, with m rounded to at most 32767
-        exponents = np.where(largest > 0, np.ceil(np.log2(np.where(largest > 0, largest, 1.0) / LARGEST)), 0.0).astype(np.int64)
+        exponents = np.where(largest > 0, np.ceil(np.log2(np.where(largest > 0, largest, 1.0) / LARGEST)), 0.0).astype(
+            np.int64
+        )
         m = np.clip(np.rint(np.ldexp(synthesis, -exponents[:, None])), -LARGEST, LARGEST).astype(np.int16)
-        return cls(places, m, exponents, mean)
+        return cls(places, m, exponents, single)
 
     @property
     def rows(self) -> int:
@@ -63,6 +66,12 @@ class Basis:
         return np.ldexp(self.matrix.astype(np.float64), self.exponents[:, None])
 
     @cached_property
+    def energies(self) -> Float64:
+        """(columns,): the squared norms of S's columns, up to one power of 4: they do not overflow."""
+        e = np.frexp(np.abs(self.synthesis).max(initial=0.0))[1]
+        return (np.ldexp(self.synthesis, -e) ** 2).sum(axis=0)
+
+    @cached_property
     def analysis(self) -> Float64:
         """The pseudo-inverse of S, (columns, rows); columns scaled alike first, so that none is taken for noise."""
         norms = np.linalg.norm(self.synthesis, axis=0)
@@ -70,8 +79,8 @@ class Basis:
         return np.linalg.pinv(self.synthesis / norms, rcond=1e-12) / norms[:, None]
 
     def analyse(self, x: Float64) -> Float64:
-        """y (n, columns) of stacked vectors x (n, all entries)."""
-        return (x[:, self.places] - self.mean) @ self.analysis.T
+        """y (n, columns) of stacked vectors x (n, all entries); at most 2^400."""
+        return project(x[:, self.places] - self.mean, self.analysis)
 
     def synthesise(self, y: NDArray[np.int64], gain: Float64 | None = None) -> Float64:
         """x (n, rows) of integers y (n, columns), |y| < 2^31; gain (n,): y counts so many times, a float64 of at most 8 bits' mantissa."""
@@ -111,10 +120,24 @@ class Basis:
         return cls(places, matrix, exponents, mean)
 
 
+def project(z: Float64, analysis: Float64) -> Float64:
+    """z (n, rows) times analysis (columns, rows), (n, columns), cut off at 2^400: nothing overflows, here or in a square."""
+    most = float(np.abs(z).max(initial=0.0)) * float(np.abs(analysis).max(initial=0.0)) * max(1, z.shape[1])
+    if most < MOST_COEFFICIENT:
+        return z @ analysis.T
+    e = np.frexp(np.abs(z).max(axis=1, initial=0.0))[1][:, None]
+    f = np.frexp(np.abs(analysis).max(initial=0.0))[1]
+    y = np.ldexp(z, -e) @ np.ldexp(analysis, -f).T
+    with np.errstate(over="ignore"):
+        return np.clip(np.ldexp(y, e + f), -MOST_COEFFICIENT, MOST_COEFFICIENT)
+
+
 def principal(moment: Float64) -> tuple[Float64, Float64]:
     """(U, variances), moment (d, d) = U diag(variances) U^T, descending; what rounding leaves of no variance is 0."""
     d = len(moment)
     values, vectors = np.linalg.eigh(moment)
     values, vectors = values[::-1], vectors[:, ::-1]
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
-    return vectors * np.where(largest < 0, -1.0, 1.0), np.where(values > d * np.finfo(np.float64).eps * values[0], values, 0.0)
+    return vectors * np.where(largest < 0, -1.0, 1.0), np.where(
+        values > d * np.finfo(np.float64).eps * values[0], values, 0.0
+    )

@@ -29,7 +29,7 @@ from reference.shape import MOST_CHANNELS, MOST_HEADS, Shape, _array
 from reference.stream import Part, Reader, varint
 from reference.transform_coding import stacked
 
-__all__ = ["LayerCoder", "StackedCoder", "TransformCodec"]
+__all__ = ["LayerCoder", "LayerKind", "StackedCoder", "TransformCodec"]
 
 Float64 = NDArray[np.float64]
 MOST_INDEX = 1 << 32
@@ -40,37 +40,67 @@ class StackedCoder(Protocol):
 
     def encode(self, x: Float64) -> list[Part]: ...
     def decode(self, parts: list[Reader], tokens: int, out: Float64) -> None: ...
+    def flops(self, tokens: int) -> int: ...
     def write(self) -> bytes: ...
 
 
 @dataclass(frozen=True, eq=False)
-class LayerCoder:
-    """What was fitted for one layer. log_weights (kv_heads,): of coded tokens beside exact ones; rope None: keys are taken as they are."""
+class LayerKind:
+    """Which layer something was fitted to. rope None: keys are taken as they are."""
 
     index: int | None
     kv_heads: int
     head_dim: int
     value_dim: int
     rope: Rope | None
-    log_weights: NDArray[np.float32]
-    coder: StackedCoder
+
+    @classmethod
+    def of(cls, layer: Layer) -> Self:
+        return cls(layer.index, layer.kv_heads, layer.head_dim, layer.value_dim, layer.rope)
+
+    def with_coder(self, coder: StackedCoder) -> LayerCoder:
+        """What was fitted for this layer, its coded tokens weighing as much as exact ones."""
+        return LayerCoder(self.index, *self.sizes, self.rope, np.zeros(self.kv_heads, np.float32), coder)
+
+    @property
+    def order(self) -> int:
+        """What layers are sorted by."""
+        return -1 if self.index is None else self.index
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.kv_heads, self.head_dim, self.value_dim
 
     @property
     def width(self) -> int:
         """Entries of a stacked vector."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
-    def write(self, before: Rope | None) -> bytes:
+    def check(self, layer: Layer, codec: str) -> None:
+        """StateMismatch unless the layer has these heads, dimensions and rope."""
+        own = (layer.kv_heads, layer.head_dim, layer.value_dim)
+        if own != self.sizes:
+            raise StateMismatch(
+                f"layer: {codec} was fitted to {self.kv_heads} heads of {self.head_dim} and {self.value_dim} channels in layer "
+                f"{layer.index}, got {own[0]} of {own[1]} and {own[2]}"
+            )
+        if self.rope is not None and layer.rope != self.rope:
+            raise StateMismatch(f"rope: {codec} was fitted to {self.rope} in layer {layer.index}, got {layer.rope}")
+
+    def rope_flops(self) -> int:
+        """Of one token: 3 for each rotated channel of its keys, 1 more where attention_scaling is not 1."""
+        return 0 if self.rope is None else self.kv_heads * self.rope.rotated * (3 + (self.rope.attention_scaling != 1))
+
+    def write_kind(self, before: Rope | None) -> bytes:
         """`before`: the rope of the layer before this one, written once."""
-        sizes = (0 if self.index is None else self.index + 1, self.kv_heads, self.head_dim, self.value_dim)
-        if self.rope is None:
-            turn = b"\x00"
-        else:
+        turn = b"\x00"
+        if self.rope is not None:
             turn = b"\x02" if self.rope == before else b"\x01" + write_rope(self.rope)
-        return b"".join([*map(varint, sizes), turn, self.log_weights.astype("<f4").tobytes(), self.coder.write()])
+        return b"".join([*map(varint, (0 if self.index is None else self.index + 1, *self.sizes)), turn])
 
     @classmethod
-    def read(cls, reader: Reader, read_coder: Any, before: Rope | None) -> LayerCoder:
+    def read_kind(cls, reader: Reader, before: Rope | None) -> tuple[Any, ...]:
+        """The fields in order."""
         start = reader.offset
         index = reader.varint("layer index", MOST_INDEX)
         heads, head_dim = reader.varint("kv_heads", MOST_HEADS), reader.varint("head_dim", MOST_CHANNELS)
@@ -82,12 +112,34 @@ class LayerCoder:
         if turn > 2 or (turn == 2 and (before is None or before.rotated > head_dim)):
             reader.fail(f"state: unexpected kind of rope {turn}", start)
         rope = (None, None, before)[turn] if turn != 1 else read_rope(reader, head_dim)
+        return index - 1 if index else None, heads, head_dim, value_dim, rope
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCoder(LayerKind):
+    """What was fitted for one layer. log_weights (kv_heads,): of coded tokens beside exact ones."""
+
+    log_weights: NDArray[np.float32]
+    coder: StackedCoder
+
+    def flops(self, tokens: int) -> int:
+        """Additions and multiplications of decoding so many tokens."""
+        return self.coder.flops(tokens) + tokens * self.rope_flops()
+
+    def write(self, before: Rope | None) -> bytes:
+        """`before`: the rope of the layer before this one, written once."""
+        return b"".join([self.write_kind(before), self.log_weights.astype("<f4").tobytes(), self.coder.write()])
+
+    @classmethod
+    def read(cls, reader: Reader, read_coder: Any, before: Rope | None) -> LayerCoder:
+        kind = cls.read_kind(reader, before)
         start = reader.offset
-        log_weights = reader.array("<f4", heads, "log-weights").astype(np.float32)
+        log_weights = reader.array("<f4", kind[1], "log-weights").astype(np.float32)
         if not np.isfinite(log_weights).all():
             reader.fail("log-weights: expected finite numbers", start)
+        index, heads, head_dim, value_dim, rope = kind
         coder = read_coder(reader, heads * (head_dim + value_dim))
-        return cls(index - 1 if index else None, heads, head_dim, value_dim, rope, log_weights, coder)
+        return cls(index, heads, head_dim, value_dim, rope, log_weights, coder)
 
 
 class TransformCodec(Codec):
@@ -133,22 +185,15 @@ class TransformCodec(Codec):
         for _ in range(count):
             start = reader.offset
             layer = LayerCoder.read(reader, bare.read_coder, layers[-1].rope if layers else None)
-            if layers and _order(layer.index) <= _order(layers[-1].index):
+            if layers and layer.order <= layers[-1].order:
                 reader.fail("state: expected layers of ascending index", start)
             layers.append(layer)
         reader.end("state")
-        return cls(**arguments, layers=tuple(layers))
+        return cls(**arguments, layers=tuple(layers))  # type: ignore[call-arg]
 
     def _fitted(self, layer: Layer) -> LayerCoder:
         one: LayerCoder = calibrations.fitted({one.index: one for one in self.layers}, layer, self.codec_id)
-        own, wanted = (layer.kv_heads, layer.head_dim, layer.value_dim), (one.kv_heads, one.head_dim, one.value_dim)
-        if own != wanted:
-            raise StateMismatch(
-                f"layer: {self.codec_id} was fitted to {wanted[0]} heads of {wanted[1]} and {wanted[2]} channels in layer "
-                f"{layer.index}, got {own[0]} of {own[1]} and {own[2]}"
-            )
-        if one.rope is not None and layer.rope != one.rope:
-            raise StateMismatch(f"rope: {self.codec_id} was fitted to {one.rope} in layer {layer.index}, got {layer.rope}")
+        one.check(layer, self.codec_id)
         return one
 
     # -- streams -------------------------------------------------------------------------------------------------------
@@ -165,11 +210,23 @@ class TransformCodec(Codec):
     ) -> list[Part]:
         x = stacked.stack(keys, values, fitted.rope, positions)
         first, last = stacked.exact_tokens(shape.tokens, self.sinks, self.window)
-        exact = [
-            _token_major(np.concatenate([array[:, :first], array[:, last:]], axis=1)) for array in (keys, values)
-        ]
+        exact = [_token_major(np.concatenate([array[:, :first], array[:, last:]], axis=1)) for array in (keys, values)]
         parts = fitted.coder.encode(x[first:last])
         return [shape.write(), *exact, *parts, *[b""] * (len(self.coder_parts) - len(parts))]
+
+    def decode_flops(self, stream: bytes) -> int:
+        """Of the coded tokens: the coder's, and 3 for each rotated channel of a key, 1 more where attention_scaling is not 1.
+
+        KeyError for a layer that was not fitted.
+        """
+        from reference.inspection import inspect
+
+        fitted = {one.index: one for one in self.layers}
+        total = 0
+        for shape in inspect(stream).shapes:
+            first, last = stacked.exact_tokens(shape.tokens, self.sinks, self.window)
+            total += fitted[shape.index].flops(last - first)
+        return total
 
     def start(self, layer: Layer) -> Appender:
         return _TransformAppender(self, layer)
@@ -186,7 +243,7 @@ class TransformCodec(Codec):
         if fitted is None:
             parts[0].fail(f"shape: {self.codec_id} was not fitted to a layer of index {shape.index}")
         own = (shape.kv_heads, shape.head_dim, shape.value_dim)
-        if own != (fitted.kv_heads, fitted.head_dim, fitted.value_dim) or (
+        if own != fitted.sizes or (
             kept is not None and (len(kept.places or ()) != shape.kv_heads or max(kept.counts(0, 0)) > shape.tokens)
         ):
             parts[0].fail(f"shape: expected the heads and dimensions that {self.codec_id} was fitted to")
@@ -200,11 +257,16 @@ class TransformCodec(Codec):
         fitted.coder.decode(parts[3:], last - first, x)  # type: ignore[arg-type]
         positions = _array(shape.positions) if kept is None else kept.positions(shape.tokens)
         k, v = stacked.unstack(
-            x.array, shape.kv_heads, own[1:], (shape.key_dtype, shape.value_dtype), fitted.rope, positions[..., first:last]
+            x.array,
+            shape.kv_heads,
+            own[1:],
+            (shape.key_dtype, shape.value_dtype),
+            fitted.rope,
+            positions[..., first:last],
         )
-        decoded = shape.decoded(*(
-            np.concatenate([e[:, :first], coded, e[:, first:]], axis=1) for e, coded in ((keys, k), (values, v))
-        ))
+        decoded = shape.decoded(
+            *(np.concatenate([e[:, :first], coded, e[:, first:]], axis=1) for e, coded in ((keys, k), (values, v)))
+        )
         if not fitted.log_weights.any():
             return decoded
         log_weights = decoded.log_weights.copy()
@@ -253,8 +315,3 @@ class _TransformAppender(Appender):
 def _refused(keys: NDArray[Any], values: NDArray[Any]) -> None:
     for name, array in (("keys", keys), ("values", values)):
         checks.finite(name, array, ("head", "token", "channel"))
-
-
-
-def _order(index: int | None) -> int:
-    return -1 if index is None else index

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +158,9 @@ class EntropyCoder:
         tables, shifts = self._contexts(classes)
         coded = tables != NOT_CODED
         every = np.where(coded, tables, TABLES)
-        symbols = coded_symbols.decode(self._with_certain, every.ravel(), own=True).astype(np.int64).reshape(every.shape)
+        symbols = (
+            coded_symbols.decode(self._with_certain, every.ravel(), own=True).astype(np.int64).reshape(every.shape)
+        )
         widths = shifts[coded].astype(np.int64)
         bits = _unpack(low, widths)
         escaped = (symbols == ESCAPE) & coded
@@ -168,7 +169,7 @@ class EntropyCoder:
         if not np.array_equal(found, counts):
             escapes.fail("escapes: the symbols hold other numbers of them")
         m = np.where(symbols & 1, -((symbols + 1) >> 1), symbols >> 1)
-        y = m << shifts.astype(np.int64)
+        y: Integers = m.astype(np.int64) << shifts.astype(np.int64)
         y[coded] |= bits
         y = UNIT * y + np.where(coded & (shifts == 0), self._deltas[every, symbols], 0)
         start = escapes.offset
@@ -180,6 +181,14 @@ class EntropyCoder:
         for unit in self.units:
             out[:, unit.basis.places] = unit.basis.synthesise(y[:, at : at + unit.basis.size])
             at += unit.basis.size
+
+    def flops(self, tokens: int) -> int:
+        """For each coefficient that some class codes 4 of rANS and the centroid, and with each row a product and a sum; of each row one by 2^e."""
+        each = 0
+        for unit in self.units:
+            coded = int((unit.tables != NOT_CODED).any(axis=0).sum())
+            each += 4 * coded + unit.basis.rows * (2 * coded + 1)
+        return tokens * each
 
     @cached_property
     def _deltas(self) -> NDArray[np.int64]:
@@ -220,11 +229,17 @@ class EntropyCoder:
             thresholds = reader.array("<f8", classes - 1, "thresholds").astype(np.float64)
             start = reader.offset
             tables, shifts = (
-                reader.array(np.uint8, classes * basis.size, what).reshape(classes, basis.size) for what in ("tables", "shifts")
+                reader.array(np.uint8, classes * basis.size, what).reshape(classes, basis.size)
+                for what in ("tables", "shifts")
             )
             if ((tables != NOT_CODED) & (tables >= TABLES)).any() or (shifts > MOST_SHIFT).any():
                 reader.fail("state: expected tables and shifts within their ranges", start)
-            if not np.isfinite(weights).all() or (weights < 0).any() or not np.isfinite(thresholds).all() or (np.diff(thresholds) < 0).any():
+            if (
+                not np.isfinite(weights).all()
+                or (weights < 0).any()
+                or not np.isfinite(thresholds).all()
+                or (np.diff(thresholds) < 0).any()
+            ):
                 reader.fail("state: expected finite weights >= 0 and ascending thresholds", start)
             units.append(Unit(basis, weights, thresholds, tables, shifts))
         if not seen.all():
@@ -317,14 +332,20 @@ def _prior() -> Float64:
     for i in range(TABLES):
         sigma, most = 2.0 ** ((i + J0) / 4), alphabet(i + J0)
         edges = np.arange(-most, most + 2) - 0.5
-        law = np.where(edges < 0, 0.5 * np.exp(np.sqrt(2) * np.minimum(edges, 0) / sigma), 1 - 0.5 * np.exp(-np.sqrt(2) * np.maximum(edges, 0) / sigma))
+        law = np.where(
+            edges < 0,
+            0.5 * np.exp(np.sqrt(2) * np.minimum(edges, 0) / sigma),
+            1 - 0.5 * np.exp(-np.sqrt(2) * np.maximum(edges, 0) / sigma),
+        )
         m = np.arange(-most, most + 1)
         out[i, 2 * np.abs(m) - (m < 0)] = np.maximum(np.diff(law), 1e-6)
         out[i, ESCAPE] = 1e-3
     return out / out.sum(axis=1, keepdims=True)
 
 
-def _count(spreads: Sequence[_Spread], step: float) -> tuple[Float64, Float64, float, list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]:
+def _count(
+    spreads: Sequence[_Spread], step: float
+) -> tuple[Float64, Float64, float, list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]:
     """Symbols seen (TABLES, SYMBOLS), sums of y - n alike, raw bits, tables and shifts of each unit, with this step."""
     counts, sums = np.zeros(TABLES * SYMBOLS), np.zeros(TABLES * SYMBOLS)
     raw, contexts = 0.0, []
@@ -349,7 +370,10 @@ def _step(rate: Callable[[float], float], bits: float, spread: float) -> float:
     """The step of that rate, to a thousandth of a bit: rates fall by at most one bit an octave, so secants home in on it."""
     if spread == 0:
         return 1.0
-    low, high = float(np.log2(spread)) - 20, float(np.log2(spread)) + 6  # of rates above and below, as far as steps can reach
+    low, high = (
+        float(np.log2(spread)) - 20,
+        float(np.log2(spread)) + 6,
+    )  # of rates above and below, as far as steps can reach
     at = low + 14
     for _ in range(30):
         found = rate(2.0**at)
@@ -404,4 +428,3 @@ def fit_entropy(
         units.append(Unit(basis, one.weights * step**2, one.thresholds, tables, shifts))
     class_frequencies = np.stack([rans.frequencies(row + 1) for row in class_counts])
     return EntropyCoder(tuple(units), class_frequencies, frequencies, deltas, block)
-

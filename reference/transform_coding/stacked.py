@@ -14,7 +14,7 @@ from kvtheory import checks
 from kvtheory.layer import Layer, Rope
 from reference.rotary import rotary
 
-__all__ = ["calibration", "columns", "exact_tokens", "stack", "unstack"]
+__all__ = ["calibration", "columns", "exact_tokens", "head_groups", "stack", "unstack"]
 
 Float64 = NDArray[np.float64]
 
@@ -32,26 +32,37 @@ def columns(layer: Any, side: str, heads: Any) -> NDArray[np.int64]:
     return np.concatenate([start + h * dim + np.arange(dim) for h in heads]).astype(np.int64)
 
 
+def head_groups(kv_heads: int, size: int) -> list[range]:
+    """KV heads coded together: `size` each, the last ones fewer."""
+    return [range(start, min(start + size, kv_heads)) for start in range(0, kv_heads, size)]
+
+
 def stack(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None, positions: NDArray[np.int64]) -> Float64:
     """keys (heads, n, d), values (heads, n, dv) -> (n, heads (d + dv)), RoPE undone; positions (n,) or (heads, n). NaN, inf: ValueError."""
     for name, array in (("keys", keys), ("values", values)):
         checks.finite(name, array, ("head", "token", "channel"))
     k = keys.astype(np.float64) if rope is None else rotary(rope).undo(keys, np.broadcast_to(positions, keys.shape[:2]))
     v = values.astype(np.float64)
-    n = keys.shape[1]
-    return np.concatenate([k.transpose(1, 0, 2).reshape(n, -1), v.transpose(1, 0, 2).reshape(n, -1)], axis=1)
+    return np.concatenate([a.transpose(1, 0, 2).reshape(a.shape[1], a.shape[0] * a.shape[2]) for a in (k, v)], axis=1)
 
 
 def calibration(layers: list[Layer], sinks: int) -> Float64:
     """Stacked vectors of the tokens behind the sinks of all these layers of one index, (n, entries). ValueError if there is none."""
-    x = np.concatenate([stack(one.keys[:, sinks:], one.values[:, sinks:], one.rope, one.positions[sinks:]) for one in layers])
+    x = np.concatenate(
+        [stack(one.keys[:, sinks:], one.values[:, sinks:], one.rope, one.positions[sinks:]) for one in layers]
+    )
     if len(x) == 0:
         raise ValueError(f"calibration: expected a token behind the {sinks} sinks in layer {layers[0].index}, got none")
     return x
 
 
 def unstack(
-    x: Float64, heads: int, dims: tuple[int, int], dtypes: tuple[Any, Any], rope: Rope | None, positions: NDArray[np.int64]
+    x: Float64,
+    heads: int,
+    dims: tuple[int, int],
+    dtypes: tuple[Any, Any],
+    rope: Rope | None,
+    positions: NDArray[np.int64],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The inverse, rounded to the element types: at most their largest number, a zero as +0."""
     n, split = len(x), heads * dims[0]

@@ -1,4 +1,4 @@
-"""The TurboQuant claims: each true statement gets its expected verdict, every mutant another; a wrong kvtheory turns it."""
+"""The claims of the codecs' papers: each true statement gets its expected verdict, every mutant another; a wrong kvtheory turns it."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,39 @@ from proofs_checks.quantizers import instruments, lower_bounds
 from proofs_checks.run import run_claim
 
 CLAIMS = {c.id: c for c in vars(quantizers).values() if isinstance(c, Claim)}
+EXPECTED = {
+    "reference-turboquant": Verdict.HOLDS,
+    "reference-full": Verdict.HOLDS,
+    "lower-bound": Verdict.FAILS,
+    "sphere-lower-bound": Verdict.HOLDS,
+    "turboquant-mse": Verdict.HOLDS,
+    "turboquant-mse-bound": Verdict.HOLDS,
+    "prod-distortion": Verdict.HOLDS,
+    "prod-table": Verdict.FAILS,
+    "turboquant-printed-table": Verdict.FAILS,
+    "turboquant-table": Verdict.HOLDS,
+    "prod-on-attention": Verdict.HOLDS_UNDER,
+    "prod-unbiased": Verdict.HOLDS,
+    "qjl-variance": Verdict.HOLDS,
+    "polar-angles": Verdict.HOLDS,
+    "polar-distortion": Verdict.HOLDS,
+    "kivi-channels": Verdict.HOLDS_UNDER,
+    "held-bits": Verdict.HOLDS,
+    "kivi-two-bits": Verdict.FAILS,
+    "kvquant-pre-rope": Verdict.HOLDS_UNDER,
+    "kvquant-q-norm": Verdict.FAILS,
+    "kvquant-stages": Verdict.HOLDS_UNDER,
+    "q-norm-cost": Verdict.HOLDS,
+    "entropy-coded-uniform": Verdict.HOLDS,
+}
+#: paper -> its claims; all others are TurboQuant's
+OTHERS = {
+    "kvtheory": {"reference-full", "held-bits", "q-norm-cost", "entropy-coded-uniform"},
+    "2406.03482": {"qjl-variance"},
+    "2502.02617": {"polar-angles", "polar-distortion"},
+    "2402.02750": {"kivi-channels", "kivi-two-bits"},
+    "2401.18079": {"kvquant-pre-rope", "kvquant-stages", "kvquant-q-norm"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +68,20 @@ def test_every_mutant_is_refuted(outcomes, id):
 
 
 def test_ids_and_corrections():
-    assert all(id.startswith("quantizers/") for id in CLAIMS)
-    assert {id for id, c in CLAIMS.items() if c.paper != "2504.19874"} == {"quantizers/reference-full"}
+    assert {id.removeprefix("quantizers/"): c.expected for id, c in CLAIMS.items()} == EXPECTED
+    for paper, ids in OTHERS.items():
+        assert {id.removeprefix("quantizers/") for id, c in CLAIMS.items() if c.paper == paper} == ids
+    assert sum(map(len, OTHERS.values())) == sum(c.paper != "2504.19874" for c in CLAIMS.values())
     for c in CLAIMS.values():
         if c.expected is Verdict.FAILS:
             assert CLAIMS[c.correction].expected is Verdict.HOLDS
 
 
-def test_picture(outcomes):
-    pictures = [p for o in outcomes.values() for p in o.pictures]
-    assert [p.figure for p in pictures] == ["turboquant-distortion"]
-    data = pictures[0].data
-    assert isinstance(pictures[0], Picture) and len(data["bits"]) == len(data["upper_bound"]) == len(
-        data["distortion"]["128"]
-    )
+def test_pictures(outcomes):
+    pictures = {p.figure: p.data for o in outcomes.values() for p in o.pictures}
+    assert set(pictures) == {"turboquant-distortion", "rotation-codecs", "codec-held-bits"}
+    data = pictures["turboquant-distortion"]
+    assert len(data["bits"]) == len(data["upper_bound"]) == len(data["distortion"]["128"])
     assert all(low <= high for low, high in zip(data["distortion"]["128"], data["upper_bound"]))
 
 
@@ -59,7 +92,8 @@ def test_picture(outcomes):
         (
             "mse_distortion",
             lambda dim, bits: 1.01 * np.pi / 8 * 4.0 ** (1 - bits),
-            set(CLAIMS) - {"quantizers/prod-table"},
+            # prod-on-attention asks of it only that it is above 0
+            set(CLAIMS) - {"quantizers/prod-table", "quantizers/prod-on-attention"},
         ),
         ("mse_lower_bound", lambda bits: 0.5 * 4.0 ** -np.asarray(bits, dtype=float), {"quantizers/lower-bound"}),
         ("printed_prod", lambda bits: (1.56, 0.56, 0.18, 0.053)[bits - 1], {"quantizers/prod-table"}),
@@ -73,6 +107,51 @@ def test_a_wrong_library_turns_the_verdict(monkeypatch, name, wrong, ids):
             continue
         outcome = run_claim(Claim(**{**vars(claim), "mutants": ()}), Context(claims=30))
         assert outcome.verdict != claim.expected, id
+
+
+@pytest.fixture(scope="module")
+def on_the_sample():
+    """Of the claims that measure on the real cache: what they find there, mutants aside."""
+    cache, found = kvtheory.sample_cache(), {}
+    for name in ("prod-on-attention", "kivi-channels", "kvquant-pre-rope", "kvquant-stages", "kvquant-q-norm"):
+        claim = CLAIMS[f"quantizers/{name}"]
+        found[name] = run_claim(Claim(**{**vars(claim), "mutants": ()}), Context(seed=1, claims=70, cache=cache))
+    return found
+
+
+def test_verdicts_on_the_real_cache(on_the_sample):
+    for name, outcome in on_the_sample.items():
+        assert outcome.verdict == EXPECTED[name], [e for e in outcome.evidence if e.agrees is not True]
+        where = " ".join(e.ran_on for e in outcome.evidence)
+        assert "layer 2," in where and "layer 18," in where
+
+
+def test_what_does_not_help_on_the_real_cache_is_said(on_the_sample):
+    """Q-Norm raises the attention error of layer 18; values by channel lower that of layer 2; outliers are not worth their bits on layer 18."""
+
+    def ratio(name, what, layer):
+        return next(e for e in on_the_sample[name].evidence if what in e.what and layer in e.ran_on)
+
+    assert ratio("kvquant-q-norm", "attention error", "layer 2").agrees
+    assert ratio("kvquant-q-norm", "attention error", "layer 18").observed == pytest.approx(1.427, abs=2e-3)
+    for name, what, layer in (
+        ("kivi-channels", "values by channel", "layer 2,"),
+        ("kvquant-stages", "same bits held", "layer 18"),
+    ):
+        row = ratio(name, what, layer)
+        assert row.role == "assumption" and row.agrees is False
+
+
+def test_the_ablation_is_pictured(on_the_sample):
+    (picture,) = on_the_sample["kvquant-stages"].pictures
+    assert isinstance(picture, Picture) and picture.figure == "kvquant-ablation"
+    rows = {(r["layer"].split()[-1], r["bits"], r["stage"]): r["error"] for r in picture.data["rows"]}
+    assert len(rows) == 2 * 2 * (1 + 4 + 1)
+    assert all(
+        rows[layer, bits, stage] > rows[layer, bits, "all"]
+        for layer, bits, stage in rows
+        if stage in picture.data["without"]
+    )
 
 
 def test_real_keys_are_measured():
@@ -136,6 +215,17 @@ SURVIVORS = [
     ("sphere-lower-bound", "sphere_distortion_rate", "1e-4 less at d = 256", lambda t: lambda d, b: t(d, b) * (1 - 1e-4 * (d == 256))),
     ("sphere-lower-bound", "sphere_distortion_rate", "1e-4 more at 6 bits", lambda t: lambda d, b: t(d, b) * (1 + 1e-4 * (b == 6))),
     ("sphere-lower-bound", "mse_distortion", "twice at d = 128", lambda t: lambda d, b: t(d, b) * (1 + (d == 128))),
+    ("prod-unbiased", "mse_distortion", "the error's root", lambda t: lambda d, b: t(d, b) ** 0.5),
+    ("prod-unbiased", "mse_distortion", "1 bit off", lambda t: lambda d, b: t(d, b) * (1.2 if b == 4 else 1)),
+    ("qjl-variance", "qjl_variance", "a thousandth more", lambda t: lambda q, k, m: 1.001 * t(q, k, m)),
+    ("qjl-variance", "qjl_variance", "unit keys only", lambda t: lambda q, k, m: t(q, k / np.linalg.norm(k, axis=-1, keepdims=True), m)),
+    ("qjl-variance", "qjl_variance", "m - 1", lambda t: lambda q, k, m: t(q, k, m - 1)),
+    ("qjl-variance", "qjl_distortion", "pi/2 (d - 1)", lambda t: lambda d, m: np.pi / 2 * (d - 1) / m),
+    ("polar-angles", "PolarAngle", "level 7 alone", lambda t: lambda level: t(min(level, 6))),
+    ("polar-distortion", "polar_distortion", "1e-6 more", lambda t: lambda bits: t(bits) * (1 + 1e-6)),
+    ("polar-distortion", "polar_distortion", "the levels in the other order", lambda t: lambda bits: t(bits[::-1])),
+    ("polar-distortion", "mse_distortion", "a hundredth less", lambda t: lambda d, b: 0.99 * t(d, b)),
+    ("q-norm-cost", "q_norm_distortion", "to the second order", lambda t: lambda x: x + x**2 / 4),
     ("reference-turboquant", "mse_distortion", "d/2", lambda t: lambda d, b: t(d // 2, b)),
 ]  # fmt: skip
 
@@ -190,6 +280,17 @@ class TestWording:
         right = [e for e in rows if "as an approximation" in e.what and e.role == "control"]
         assert right and all(e.agrees for e in right)
         assert all(e.relation == "<=" for e in rows if e.agrees is False)
+
+    def test_readings_of_ours_are_called_so(self, outcomes):
+        """2 bits of a code, and perplexities, are what the papers state: what fails is our reading of them."""
+        for name in ("kivi-two-bits", "kvquant-q-norm"):
+            claim = CLAIMS[f"quantizers/{name}"]
+            assert (
+                "our reading" in claim.section
+                and claim.statement.startswith("Read as")
+                and "our reading:" in claim.formula
+            )
+            assert any(e.role == "control" for e in outcomes[claim.id].evidence)
 
     def test_rounded_floats_are_no_exact_evidence(self, outcomes):
         """Digits of a computed number are compared as numbers, with half a unit of the last one for tolerance."""

@@ -74,6 +74,11 @@ class Fitted:
     def codec(self) -> reference.Codec:
         return self.fit(self.layers("A"))
 
+    @cached_property
+    def other(self) -> reference.Codec:
+        """Fitted to the text that it encodes."""
+        return self.fit(self.layers("B"))
+
 
 FITTED = {
     **{f"KVQuant {b}": Fitted(lambda text, b=b: reference.KVQuant.fit(text, bits=b)) for b in (1, 2, 3, 8)},
@@ -81,6 +86,58 @@ FITTED = {
     "KVQuant dense post-RoPE": Fitted(
         lambda text: reference.KVQuant.fit(text, 3, 0.0, 0, levels="uniform", pre_rope=False)
     ),
+    **{f"AATC {b:g}": Fitted(lambda text, b=b: reference.AATC.fit(text, b, window=2)) for b in (1.5, 3)},
+    "AATC factored groups of 1": Fitted(
+        lambda text: reference.AATC.fit(
+            text, 2.3, value_bits=3, scaling="factored", head_group=1, split="uneven", sinks=1
+        )
+    ),
+    "AATC variance": Fitted(
+        lambda text: reference.AATC.fit(
+            text,
+            2,
+            weights="variance",
+            scaling="channelwise",
+            quantiser="midtread",
+            split="none",
+            protected=4,
+            sinks=0,
+            window=0,
+        )
+    ),
+    "KVTC": Fitted(lambda text: reference.KVTC.fit(text, 2, window=3)),
+    "KVTC rank": Fitted(lambda text: reference.KVTC.fit(text, 2.5, value_bits=3, rank=21, sinks=0, window=0)),
+    "PALU": Fitted(reference.PALU.fit),
+    "PALU energy": Fitted(
+        lambda text: reference.PALU.fit(text, 5, 0.8, search="energy", hadamard=False, scale="max", sinks=1, window=3)
+    ),
+    "PALU uniform": Fitted(lambda text: reference.PALU.fit(text, 8, 1.0, search="uniform", head_group=1, window=2)),
+    "MetricKLT": Fitted(lambda text: reference.MetricKLT.fit(text, 2)),
+    "MetricKLT window": Fitted(
+        lambda text: reference.MetricKLT.fit(text, 3, joint="head", window=5, classes=1, block=7, jensen=True)
+    ),
+    "MetricKLT variance": Fitted(
+        lambda text: reference.MetricKLT.fit(text, 4, joint="none", metric="variance", classes=3)
+    ),
+    "MetricKLT fixed": Fitted(lambda text: reference.MetricKLT.fit(text, 2, coding="fixed", jensen=True)),
+    "MetricKLT fixed channelwise": Fitted(
+        lambda text: reference.MetricKLT.fit(
+            text,
+            2.5,
+            coding="fixed",
+            joint="none",
+            tables="model",
+            scaling="channelwise",
+            window=3,
+            sinks=2,
+            distances="zero",
+            metric="coherent",
+        )
+    ),
+    "Pipeline AATC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.AATC.fit(text, 4)])),
+    "Pipeline KVTC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.KVTC.fit(text, 4)])),
+    "Pipeline PALU": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.PALU.fit(text, 4)])),
+    "Pipeline MetricKLT": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.MetricKLT.fit(text, 4)])),
     "Pipeline KVQuant": Fitted(
         lambda text: reference.Pipeline([reference.Full(), reference.KVQuant.fit(text, bits=4)])
     ),

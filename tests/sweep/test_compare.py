@@ -349,7 +349,7 @@ def test_the_tables_are_what_the_schema_says(file, tmp_path):
     from kvtheory.cli.on_model import MODEL_COLUMNS
 
     documented = (importlib.resources.files("kvtheory") / ".." / "docs" / "compare.md").read_text(encoding="utf-8")
-    for name in [*compare.COLUMNS, *compare.TIMING_COLUMNS, *MODEL_COLUMNS]:
+    for name in [*compare.COLUMNS, *compare.TIMING_COLUMNS, *MODEL_COLUMNS, *compare.EQUAL_RATE_COLUMNS]:
         assert f"`{name}`" in documented, name
 
 
@@ -574,16 +574,13 @@ def test_two_curves_are_compared_at_equal_held_bits(file, tmp_path):
     codecs = [reference.TurboQuant(bits=b, rotation=r) for r in ("hadamard", "haar") for b in (2, 4)]
     (summary,) = compare.summarise(rows_of(compare.source(file), codecs))
     (line,) = _equal_rates(summary)
-    assert (
-        "error of TurboQuant(rotation=haar) / TurboQuant(rotation=hadamard)" in line
-        and "log2 error interpolated" in line
-    )
+    assert "error of TurboQuant(rotation=haar) / TurboQuant = " in line and "log2 error interpolated" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--codecs", "Nothing"], "no codec 'Nothing'; there are Full, TurboQuant"),
+        (["--codecs", "Nothing"], "no codec 'Nothing'; there are "),
         (["--codecs", ""], "at least one of each"),
         (["--bits", "2,x"], "bits: expected numbers, got 'x'"),
         (["--bits", "9"], "bits: expected 1 to 8, got 9"),
@@ -673,6 +670,36 @@ def test_a_model_is_captured_once_and_run_on_the_compressed_prefix(tmp_path, her
     assert (tmp_path / "out" / "model.parquet").read_bytes() == before
     code, said = command(*options, "--no-kl")
     assert code == 0 and "model runs" not in said and not (tmp_path / "out" / "model.parquet").exists()
+    # fitted to another text, captured once; the same work under another name is refused
+    words = "".join(chr(c) for c in np.random.default_rng(1).integers(33, 127, 300))
+    (tmp_path / "other.txt").write_text(words, encoding="utf-8")
+    (tmp_path / "same.txt").write_text(text[100:400], encoding="utf-8")
+    more = [
+        "--codecs",
+        "AATC(window=0)",
+        "--layers",
+        "1",
+        "--bits",
+        "2,3",
+        "--at",
+        "2.7",
+        "--calibration-tokens",
+        "200",
+    ]
+    code, said = command(*options, *more, "--calibration", tmp_path / "same.txt")
+    assert code == 2 and "they share 64 tokens in a row" in said
+    code, said = command(*options, *more, "--calibration", tmp_path / "other.txt")
+    assert code == 0 and "on 200 tokens of other.txt" in said and "1 fit to other.txt-" in said, said
+    kept = json.loads((tmp_path / "out" / "equal-rate.json").read_text())
+    assert [r["measure"] for r in kept] == ["attention", "attention by head", "kl", "perplexity"]
+    fitted = [r for r in pyarrow.parquet.read_table(tmp_path / "out" / "model.parquet").to_pylist()]
+    means = {b: sum(r["kl_bits"] for r in fitted if r["bits"] == b) / 512 for b in (2, 3)}
+    held = {r["bits"]: r["held_bits"] for r in fitted}
+    t = (2.7 - held[2]) / (held[3] - held[2])
+    assert math.isclose(kept[2]["error"], means[2] ** (1 - t) * means[3] ** t, rel_tol=1e-9)
+    code, said = command(*options, *more, "--calibration", tmp_path / "other.txt")
+    assert code == 0 and "capturing" not in said and " fit to" not in said and "2 model runs, 2 finished before" in said
+
     (tmp_path / "text.txt").write_text(text[::-1], encoding="utf-8")
     code, said = command(*options)
     assert code == 2 and "text changed since the sweep" in said

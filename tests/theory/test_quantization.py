@@ -365,3 +365,36 @@ class TestPolarAngles:
                 Q.PolarAngle(bad)
         with pytest.raises(ValueError, match="bits"):
             Q.polar_cosine(2, -1)
+
+
+class TestSignSketch:
+    def test_variance_by_simulation(self):
+        rng = np.random.default_rng(3)
+        q, k, m = np.array([1.0, -2.0, 0.5]), np.array([0.3, 0.1, -2.0]), 4
+        s = rng.standard_normal((200_000, m, 3))
+        estimates = np.sqrt(np.pi / 2) / m * np.linalg.norm(k) * ((s @ q) * np.sign(s @ k)).sum(axis=1)
+        assert estimates.mean() == pytest.approx(q @ k, abs=0.03)
+        assert estimates.var() == pytest.approx(float(Q.qjl_variance(q, k, m)), rel=0.02)
+
+    def test_shapes_and_sum_over_axes(self):
+        keys = np.random.default_rng(0).standard_normal((5, 8))
+        every = Q.qjl_variance(np.eye(8)[:, None], keys, 3)
+        assert every.shape == (8, 5)
+        assert every.sum(axis=0) == pytest.approx((keys**2).sum(axis=1) * Q.qjl_distortion(8, 3))
+        assert Q.qjl_variance(np.zeros(8), keys[0], 1) == 0 and Q.qjl_distortion(1, 1) == pytest.approx(np.pi / 2 - 1)
+
+    def test_refusals(self):
+        for bad, problem in ((0, ValueError), (1.5, TypeError), (True, TypeError)):
+            with pytest.raises(problem, match="signs"):
+                Q.qjl_distortion(8, bad)
+        with pytest.raises(ValueError, match="key"):
+            Q.qjl_variance([1.0, 2.0], [np.nan, 1.0], 4)
+
+
+def test_q_norm_distortion():
+    # two points at +-c widened to +-1: E (|x| - 1)^2 = 2 - 2 sqrt(2/pi)
+    assert Q.q_norm_distortion(1 - 2 / np.pi) == pytest.approx(2 - 2 * np.sqrt(2 / np.pi))
+    assert Q.q_norm_distortion(0) == 0 and Q.q_norm_distortion(1e-9) == pytest.approx(1e-9)
+    for bad in (-0.1, 1.0, np.nan):
+        with pytest.raises(ValueError, match="distortion"):
+            Q.q_norm_distortion(bad)

@@ -10,6 +10,7 @@ import kvtheory
 import reference
 from kvtheory.layer import Decoded
 from reference import stream
+from tests.vectors import transform
 from tests.vectors.make import layer
 
 
@@ -54,7 +55,7 @@ def valid() -> dict[str, tuple[Any, ...]]:
         ("pipeline-kvquant-kept-by-head", coded, reduced),
     ):
         out[name] = (codec, own, stream.write(codec._header(stream.Kind.LAYER), [codec._parts([own], [left])]))
-    return out
+    return {**out, **transform.valid()}
 
 
 def kept(keys: Any, values: Any, positions: list[list[int]], log_weights: list[list[float]]) -> Decoded:
@@ -160,4 +161,4 @@ def invalid() -> dict[str, tuple[bytes, str, bytes]]:
         "two layers, where one follows",
         b"",
     )
-    return out
+    return {**out, **transform.invalid()}

@@ -1,0 +1,162 @@
+"""Codecs as a command names them: `TurboQuant(rotation=haar)`, `MetricKLT(coding=entropy|fixed, window=0)`.
+
+    specs   spec {"," spec}                       value   number | True | False | None | word | 'quoted' | "quoted" | "(" value {"," value} ")"
+    spec    name ["(" option {"," option} ")"]
+    option  name "=" value {"|" value}            "|": each of them, as specs of their own
+
+`none` is a word (a choice of that name), `None` is None. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference import parameters
+from reference.codec import Codec, codec_class
+
+__all__ = ["Spec", "options_at", "specs"]
+
+_TOKEN = re.compile(r"""\s*(?:([(),=|])|'([^']*)'|"([^"]*)"|([^\s(),=|'"]+))""")
+_WORDS: Mapping[str, Any] = {"True": True, "true": True, "False": False, "false": False, "None": None}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A codec's name and constructor arguments."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def codec(self) -> type[Codec]:
+        return codec_class(self.name)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is made by `fit` from calibration data."""
+        return hasattr(self.codec, "fit")
+
+    def __str__(self) -> str:
+        return self.name + (f"({', '.join(f'{k}={v}' for k, v in self.options.items())})" if self.options else "")
+
+    def curve(self) -> dict[str, Any]:
+        """All parameters but the nominal bits and the seed, as rows have them: what makes a curve one."""
+        own = json.loads(json.dumps(self.codec(**self.options).parameters, default=repr))
+        return {name: value for name, value in own.items() if name not in ("bits", "seed")}
+
+
+def specs(text: str | Iterable[str]) -> list[Spec]:
+    """The codecs that a text (or several) names; each once.
+
+    ValueError says where a text is none, which codecs there are, which options a codec has.
+    """
+    found: list[Spec] = []
+    for one in [text] if isinstance(text, str) else text:
+        reader = _Reader(one)
+        while reader.more():
+            found += [spec for spec in reader.spec() if spec not in found]
+            if reader.more():
+                reader.take(",")
+    return found
+
+
+def options_at(spec: Spec, bits: Sequence[float], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Constructor arguments at each nominal rate and seed, where the codec has them and the spec does not say its own.
+
+    ValueError if it needs a rate and none is given.
+    """
+    takes = inspect.signature(spec.codec).parameters
+    rated = "bits" in takes and "bits" not in spec.options
+    seeded = "seed" in takes and "seed" not in spec.options
+    if rated and not bits:
+        raise ValueError(f"bits: {spec.name} needs at least one nominal rate")
+    return [
+        {**({"bits": b} if rated else {}), **({"seed": s} if seeded else {}), **spec.options}
+        for b in (bits if rated else (None,))
+        for s in (seeds if seeded else (None,))
+    ]
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def more(self) -> bool:
+        return bool(self.text[self.at :].strip())
+
+    def peek(self) -> str:
+        match = _TOKEN.match(self.text, self.at)
+        return match[1] or "" if match else ""
+
+    def take(self, mark: str) -> None:
+        if self.peek() != mark:
+            self.fail(f"expected {mark!r}")
+        match = _TOKEN.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+
+    def fail(self, problem: str) -> None:
+        rest = self.text[self.at :].strip()
+        raise ValueError(f"codecs: {problem} at {repr(rest) if rest else 'the end'} of {self.text!r}")
+
+    def word(self, what: str) -> tuple[str, bool]:
+        """(the word, whether it was quoted)."""
+        match = _TOKEN.match(self.text, self.at)
+        if match is None or match[1]:
+            self.fail(f"expected {what}")
+        assert match is not None
+        self.at = match.end()
+        return match[4] or match[2] or match[3] or "", match[4] is None
+
+    def spec(self) -> list[Spec]:
+        name, _ = self.word("a codec's name")
+        try:
+            known = parameters.names(codec_class(name))
+        except LookupError as problem:
+            raise ValueError(f"codecs: {problem.args[0]}") from None
+        choices: dict[str, list[Any]] = {}
+        if self.peek() == "(":
+            self.take("(")
+            while self.peek() != ")":
+                option, _ = self.word("an option's name")
+                if option not in known:
+                    raise ValueError(f"codecs: {name} has no option {option!r}; there are {', '.join(known) or 'none'}")
+                if option in choices:
+                    raise ValueError(f"codecs: {name} has option {option!r} twice")
+                self.take("=")
+                choices[option] = [self.value()]
+                while self.peek() == "|":
+                    self.take("|")
+                    choices[option].append(self.value())
+                if self.peek() != ")":
+                    self.take(",")
+            self.take(")")
+        return [Spec(name, dict(zip(choices, values))) for values in itertools.product(*choices.values())]
+
+    def value(self) -> Any:
+        if self.peek() == "(":
+            self.take("(")
+            items = []
+            while self.peek() != ")":
+                items.append(self.value())
+                if self.peek() != ")":
+                    self.take(",")
+            self.take(")")
+            return tuple(items)
+        word, quoted = self.word("a value")
+        if quoted:
+            return word
+        if word in _WORDS:
+            return _WORDS[word]
+        for kind in (int, float):
+            try:
+                return kind(word)
+            except ValueError:
+                pass
+        return word
