@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 #: codec id -> its module. A line here makes a codec part of `codecs()` and `decode`; name it above and in __all__ as well.
 _CODECS = {
-    "AATC": "reference.aatc",
     "Full": "reference.full",
     "TurboQuant": "reference.turboquant",
     "QJL": "reference.qjl",
-    "MetricKLT": "reference.metric_klt",
-    "PALU": "reference.palu",
     "PolarQuant": "reference.polarquant",
     "KIVI": "reference.kivi",
     "KVQuant": "reference.kvquant",
+    "AATC": "reference.aatc",
     "KVTC": "reference.kvtc",
+    "PALU": "reference.palu",
+    "MetricKLT": "reference.metric_klt",
     "Pipeline": "reference.pipeline",
 }
 _NAMES = {

@@ -74,8 +74,9 @@ class AATC(TransformCodec):
 
     Held: `bits`; for each token and group 16 for keys and 16 for values, but for "channelwise" (head_dim 64, 3 heads: .083 a number);
     16 for each number of an exact token; a header. Every token takes the same.
-    Pitfalls: of few layers most are protected, and the rest pay for them: 2 bits on average leave 1 to the keys of one layer beside one
-    protected; protected=0 then. "tokenwise" and "factored" clip nothing, "channelwise" a percent of all coefficients.
+    Pitfalls: "protected" layers are paid for by all others: over the 30 layers of SmolLM2-135M the geometric mean of errors at 2 bits is .044 with
+    three, .034 with none ("factored"); Qwen2.5-0.5B .061, .034. Of few layers most
+    are protected, and the rest pay: 2 bits on average leave 1 to the keys of one layer beside one protected; protected=0 then. "tokenwise" and "factored" clip nothing, "channelwise" a percent of all coefficients.
     """
 
     bits: float = 2.0

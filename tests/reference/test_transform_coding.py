@@ -11,6 +11,7 @@ import kvtheory
 import reference
 from kvtheory import rate, transform
 from reference import AATC, KVTC, PALU, CorruptStream, MetricKLT, StateMismatch, kvtc, palu
+from reference.kept import Kept
 from reference.stream import Reader
 from reference.transform_coding import fixed, stacked
 from reference.transform_coding.basis import Basis, project
@@ -578,3 +579,43 @@ def test_several_rates_are_each_fitted_as_alone(make):
     rates = [3, 2, 5]
     assert make.fit_rates(layers, rates) == [make.fit(layers, bits) for bits in rates]
     assert make.fit_rates(layers, []) == []
+
+
+def test_keys_are_turned_back_where_each_head_has_them():
+    """A Pipeline's last stage is told the positions of each head's tokens, and takes those."""
+    layers = text(tokens=60)
+    places = (np.array([3, 4, 9, 30, 31, 50]), np.array([0, 2, 7, 8, 40, 59]))
+    kept = Kept(places, None)
+    # few bits: with many, any rotation of a key is coded well
+    for codec in (
+        AATC.fit(layers, 2, window=1, sinks=1),
+        PALU.fit(layers, 8, 0.25, search="uniform"),
+        MetricKLT.fit(layers, 2, sinks=1),
+        KVTC.fit(layers, 2, window=1, sinks=1),
+    ):
+        left = [
+            bare(
+                layer,
+                keys=np.stack([layer.keys[h, own] for h, own in enumerate(places)]),
+                values=np.stack([layer.values[h, own] for h, own in enumerate(places)]),
+                positions=np.arange(6),
+            )
+            for layer in layers
+        ]
+        if codec.scope == "cache":
+            own = codec.decode_at([Reader(part) for part in codec.encode_at(left, [kept] * 2)], [kept] * 2)
+        else:
+            own = [codec.decode_at([Reader(part) for part in codec.encode_at(layer, kept)], kept) for layer in left]
+        wrong = coded(codec, left)
+        for found, other, layer in zip(own, wrong, left):
+            error = [np.square(one.keys - layer.keys).sum() / np.square(layer.keys).sum() for one in (found, other)]
+            assert error[0] < 0.7 * error[1]
+        with pytest.raises(CorruptStream):
+            long = Kept((np.arange(7), np.arange(6)), None)
+            given = [
+                Reader(part)
+                for part in (
+                    codec.encode_at(left, [kept] * 2) if codec.scope == "cache" else codec.encode_at(left[0], kept)
+                )
+            ]
+            codec.decode_at(given, [long] * 2 if codec.scope == "cache" else long)

@@ -14,7 +14,7 @@ from kvtheory.layer import Layer, Rope
 from reference import entropy_coding, packing, rans
 from reference.rans import Tables
 from reference.stream import Reader
-from tests.reference import independent, stranger_kvquant, strangers
+from tests.reference import independent, stranger_kvquant, stranger_transform, strangers
 from tests.vectors import fitted, make
 
 VALID = sorted((make.HERE / "valid").glob("*.json"))
@@ -103,6 +103,21 @@ def test_a_stranger_reads_kvquant(path):
         assert np.array(numbers, np.float64).reshape(golden.shape).astype(golden.dtype).tobytes() == golden.tobytes()
 
 
+@pytest.mark.parametrize(
+    "path", [p for p in VALID if p.stem.startswith(("aatc-", "palu-", "metric-klt-", "kvtc-"))], ids=lambda p: p.stem
+)
+def test_a_stranger_reads_transform_coders(path):
+    """Plain Python numbers, tests/reference/stranger_transform.py; to the last bit."""
+    case = load(path)
+    if len(case["decoded"]) > 1 and case["codec"] != "KVTC":
+        return
+    layers = stranger_transform.decode(bytes.fromhex(case["stream"]), bytes.fromhex(case["state"]))
+    for found, decoded in zip(layers, case["decoded"], strict=True):
+        for side, read in zip(("keys", "values", "log_weights"), found, strict=True):
+            golden = make.unarray(decoded[side])
+            assert np.array(read, np.float64).reshape(golden.shape).astype(golden.dtype).tobytes() == golden.tobytes()
+
+
 @pytest.mark.parametrize("path", INVALID, ids=lambda p: p.stem)
 def test_invalid_streams_stay_refused(path):
     case = load(path)
@@ -120,6 +135,10 @@ def test_there_are_vectors_for_every_codec():
         "KIVI",
         "KVQuant",
         "Pipeline",
+        "AATC",
+        "PALU",
+        "MetricKLT",
+        "KVTC",
     }
     assert len(VALID) == len(make.valid()) + len(fitted.valid())
     assert len(INVALID) == len(make.invalid()) + len(fitted.invalid())

@@ -72,3 +72,27 @@ def test_adaptive_bits_of_numpy_numbers():
 def test_refusals(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@given(st.fractions(0, 16), st.fractions(0, 2), st.integers(1, 10**6), st.integers(0, 200))
+def test_effective_bits(index, side, tokens, exact):
+    """Bits counted token by token; the authors' form counts the exact ones twice, and is larger by their share of the codes."""
+    held = accounting.effective_bits(index, tokens, exact, side)
+    full = min(exact, tokens)
+    assert held * tokens == (tokens - full) * (index + side) + 16 * full
+    twice = accounting.effective_bits(index, tokens, exact, side, exact_coded=True)
+    assert twice - held == Fraction(full, tokens) * (index + side)
+
+
+def test_effective_bits_of_floats_and_of_all_tokens_exact():
+    assert accounting.effective_bits(2.5, 8192, 132, 1 / 32) == pytest.approx(180111 / 65536, rel=1e-15)
+    assert accounting.effective_bits(2, 100, 132) == 16
+    assert accounting.effective_bits(2, 100) == 2
+
+
+@pytest.mark.parametrize("exact", [-1, True, 1.0])
+def test_effective_bits_refuses(exact):
+    with pytest.raises(ValueError, match="exact_tokens: expected an integer >= 0"):
+        accounting.effective_bits(2, 100, exact)
+    with pytest.raises(ValueError, match="tokens: expected an integer >= 1"):
+        accounting.effective_bits(2, 0)

@@ -59,6 +59,7 @@ def valid() -> dict[str, tuple[Any, ...]]:
         "palu-4-max": (palu.fit(plain, 4, 1.0, scale="max", sinks=2, window=1), layer(266, 2, 7, 4, 3)),
         "metric-klt-2": (entropy, layer(268, 2, 9, 4, 3)),
         "metric-klt-5-escapes": (klt.fit(plain, 5, sinks=0, classes=1), layer(270, 2, 5, 4, 3).replace(keys=40 * numbers(1, 2, 5, 4))),
+        "metric-klt-9-low-bits": (klt.fit(plain, 9, sinks=0, classes=1), layer(271, 2, 5, 4, 3)),
         "metric-klt-fixed-float64": (klt.fit(plain, 2.5, coding="fixed"), layer(272, 2, 9, 4, 3, "float64")),
         "metric-klt-fixed-channelwise": (
             klt.fit(one, 3, coding="fixed", joint="none", scaling="channelwise", tables="model", window=2),
