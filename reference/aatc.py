@@ -44,10 +44,11 @@ from numpy.typing import NDArray
 from kvtheory import rate
 from kvtheory.distortion import metrics
 from kvtheory.layer import Layer
+from reference import arguments
 from reference import calibration as calibrations
 from reference.codec import Layers
 from reference.stream import Reader
-from reference.transform_coding import arguments, fixed, stacked
+from reference.transform_coding import fixed, stacked
 from reference.transform_coding.basis import Basis, principal
 from reference.transform_coding.codec import LayerCoder, LayerKind, StackedCoder, TransformCodec
 from reference.transform_coding.fixed import FixedCoder, FixedUnit

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer
+from reference import arguments
 from reference.codec import Appender, Codec
 from reference.full import _numbers, _token_major
 from reference.minmax import Groups, Piece, Stored
@@ -81,11 +82,7 @@ class KIVI(Codec):
 
     def __post_init__(self) -> None:
         for name, most in (("bits", 8), ("group", MOST_GROUP), ("window", MOST_WINDOW)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-            if not 1 <= value <= most:
-                raise ValueError(f"{name}: expected 1 to {most}, got {value}")
+            arguments.whole(name, getattr(self, name), 1, most)
         if self.window % self.group:
             raise ValueError(f"window: expected a multiple of group = {self.group}, got {self.window}")
 

@@ -38,10 +38,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer, Rope
+from reference import arguments, layer_states, minmax, nuq, packing
 from reference import calibration as calibrations
-from reference import minmax, nuq, packing, stream
 from reference.codec import Appender, Codec, Layers
-from reference.errors import CorruptStream, StateMismatch
+from reference.errors import StateMismatch
 from reference.full import _numbers, _token_major
 from reference.kept import Kept
 from reference.places import Places, read_places
@@ -166,15 +166,10 @@ class KVQuant(Codec):
 
     def __post_init__(self) -> None:
         for name, least, most in (("bits", 1, 8), ("sinks", 0, MOST_SINKS)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-            if not least <= value <= most:
-                raise ValueError(f"{name}: expected {least} to {most}, got {value}")
+            arguments.whole(name, getattr(self, name), least, most)
         if not 0 <= self.outliers < 0.5:
             raise ValueError(f"outliers: expected 0 <= outliers < 1/2, got {self.outliers}")
-        if self.levels not in ("nuq", "uniform"):
-            raise ValueError(f'levels: expected "nuq" or "uniform", got {self.levels!r}')
+        arguments.word("levels", self.levels, ("nuq", "uniform"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KVQuant) and self.state == other.state
@@ -254,32 +249,14 @@ class KVQuant(Codec):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_parts(self) -> list[Part]:
-        pieces, before = [varint(len(self.tables))], None
-        for table in self.tables:
-            pieces.append(table.write(before))
-            before = table.rope
-        return [b"".join(pieces)]
+        return [layer_states.write_layers(self.tables)]
 
     @classmethod
     def from_state(cls, arguments: dict[str, Any], parts: list[Reader]) -> KVQuant:
-        if len(parts) != 1:
-            raise CorruptStream(f"state: expected 1 part, got {len(parts)}", parts[0].offset if parts else 0)
-        reader = parts[0]
-        start = reader.offset
-        try:
-            bare = cls(**arguments)
-        except (TypeError, ValueError) as problem:
-            reader.fail(f"parameters of KVQuant: {problem}", start)
-        count = reader.varint("number of layers", most=min(stream.MOST_LAYERS, reader.remaining))
-        tables: list[LayerTables] = []
-        for _ in range(count):
-            start = reader.offset
-            table = LayerTables.read(reader, bare.bits, tables[-1].rope if tables else None)
-            if tables and _order(table.index) <= _order(tables[-1].index):
-                reader.fail("state: expected layers of ascending index", start)
-            tables.append(table)
-        reader.end("state")
-        return cls(**arguments, tables=tuple(tables))
+        def read(bare: KVQuant, reader: Reader, before: Rope | None) -> LayerTables:
+            return LayerTables.read(reader, bare.bits, before)
+
+        return cls(**arguments, tables=layer_states.read_layers(cls, arguments, parts, read))
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -360,10 +337,6 @@ class KVQuant(Codec):
             rows = shape.kv_heads * max(0, shape.tokens - self.sinks)
             total += rows * (2 * (shape.head_dim + shape.value_dim) + turned)
         return total
-
-
-def _order(index: int | None) -> int:
-    return -1 if index is None else index
 
 
 def _outward(x: Float64, outliers: float) -> tuple[Float32, Float32]:

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer
+from reference import arguments, packing, stream
 from reference import calibration as calibrations
-from reference import packing, stream
 from reference.codec import Codec, Layers, layers_of
 from reference.entropy_coding import deflate, inflate
 from reference.errors import CorruptStream, StateMismatch
@@ -34,7 +34,7 @@ from reference.full import _numbers, _token_major
 from reference.kept import Kept
 from reference.shape import Shape, _array
 from reference.stream import Part, Reader, varint
-from reference.transform_coding import arguments, stacked
+from reference.transform_coding import stacked
 from reference.transform_coding.basis import Basis, project
 from reference.transform_coding.codec import LayerKind
 from reference.transform_coding.fixed import UNIFORM_UNIT, rounded_up, uniform_points

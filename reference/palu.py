@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Layer
+from reference import arguments
 from reference import calibration as calibrations
 from reference.codec import Layers
 from reference.stream import Reader
-from reference.transform_coding import arguments, fixed, stacked
+from reference.transform_coding import fixed, stacked
 from reference.transform_coding.basis import Basis, principal
 from reference.transform_coding.codec import LayerCoder, LayerKind, StackedCoder, TransformCodec
 from reference.transform_coding.fixed import FixedCoder, FixedUnit

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from kvtheory import rate
 from kvtheory.layer import Decoded, Layer
 from kvtheory.quantization import PolarAngle
-from reference import hadamard, packing
+from reference import arguments, hadamard, packing
 from reference.codec import Appender, Codec
 from reference.shape import Shape
 from reference.stream import Part, Reader
@@ -127,14 +127,9 @@ class PolarQuant(Codec):
         object.__setattr__(self, "level_bits", tuple(self.level_bits))
         if not 1 <= len(self.level_bits) <= MOST_LEVELS:
             raise ValueError(f"level_bits: expected 1 to {MOST_LEVELS} levels, got {len(self.level_bits)}")
-        for name, value in (*(("level_bits", bits) for bits in self.level_bits), ("seed", self.seed)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name}: expected ints, got {type(value).__name__}")
         for bits in self.level_bits:
-            if not 1 <= bits <= 8:
-                raise ValueError(f"level_bits: expected 1 to 8 bits for each level, got {bits}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed: expected 0 <= seed < 2^63, got {self.seed}")
+            arguments.whole("level_bits", bits, 1, 8)
+        arguments.seed(self.seed)
 
     def encode_parts(self, data: Layer) -> list[Part]:
         return self.start(data).parts()

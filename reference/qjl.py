@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer
-from reference import hadamard, packing
+from reference import arguments, hadamard, packing
 from reference.codec import Appender, Codec
 from reference.minmax import Groups, Piece, Stored
 from reference.shape import Shape
@@ -88,14 +88,8 @@ class QJL(Codec):
     part_names = ("shape", "key norms", "key signs", "value zeros", "value scales", "value codes")
 
     def __post_init__(self) -> None:
-        for name in ("bits", "seed"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-        if not 1 <= self.bits <= 8:
-            raise ValueError(f"bits: expected 1 to 8, got {self.bits}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed: expected 0 <= seed < 2^63, got {self.seed}")
+        arguments.whole("bits", self.bits, 1, 8)
+        arguments.seed(self.seed)
 
     @property
     def value_bits(self) -> int:

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from kvtheory import rate
 from kvtheory.layer import Decoded, Layer
 from kvtheory.quantization import SphereCoordinate
-from reference import haar, hadamard, packing
+from reference import arguments, haar, hadamard, packing
 from reference.codec import Appender, Codec
 from reference.shape import Shape
 from reference.sketch import SIGMA, Sketch, sketch
@@ -312,18 +312,10 @@ class TurboQuant(Codec):
     part_names = ("shape", "points", "key norms", "key codes", "value norms", "value codes")
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, (int, np.integer)):
-            raise TypeError(f"bits: expected an int, got {type(self.bits).__name__}")
-        if not 1 <= self.bits <= 8:
-            raise ValueError(f"bits: expected 1 to 8, got {self.bits}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
-            raise TypeError(f"seed: expected an int, got {type(self.seed).__name__}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed: expected 0 <= seed < 2^63, got {self.seed}")
-        if self.kind not in ("mse", "prod"):
-            raise ValueError(f'kind: expected "mse" or "prod", got {self.kind!r}')
-        if self.rotation not in ("hadamard", "haar"):
-            raise ValueError(f'rotation: expected "hadamard" or "haar", got {self.rotation!r}')
+        arguments.whole("bits", self.bits, 1, 8)
+        arguments.seed(self.seed)
+        arguments.word("kind", self.kind, ("mse", "prod"))
+        arguments.word("rotation", self.rotation, ("hadamard", "haar"))
 
     @property
     def mse_bits(self) -> int:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from kvtheory import checks
 from kvtheory.layer import Decoded, Layer, Rope
 from reference import calibration as calibrations
-from reference import stream
+from reference import layer_states
 from reference.codec import Appender, Codec
-from reference.errors import CorruptStream, StateMismatch
+from reference.errors import StateMismatch
 from reference.full import _numbers, _token_major
 from reference.kept import Kept
 from reference.rotary import read_rope, write_rope
@@ -164,32 +164,14 @@ class TransformCodec(Codec):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_parts(self) -> list[Part]:
-        pieces, before = [varint(len(self.layers))], None
-        for layer in self.layers:
-            pieces.append(layer.write(before))
-            before = layer.rope
-        return [b"".join(pieces)]
+        return [layer_states.write_layers(self.layers)]
 
     @classmethod
     def from_state(cls, arguments: dict[str, Any], parts: list[Reader]) -> Self:
-        if len(parts) != 1:
-            raise CorruptStream(f"state: expected 1 part, got {len(parts)}", parts[0].offset if parts else 0)
-        reader = parts[0]
-        start = reader.offset
-        try:
-            bare = cls(**arguments)
-        except (TypeError, ValueError) as problem:
-            reader.fail(f"parameters of {cls.codec_id}: {problem}", start)
-        count = reader.varint("number of layers", most=min(stream.MOST_LAYERS, reader.remaining))
-        layers: list[LayerCoder] = []
-        for _ in range(count):
-            start = reader.offset
-            layer = LayerCoder.read(reader, bare.read_coder, layers[-1].rope if layers else None)
-            if layers and layer.order <= layers[-1].order:
-                reader.fail("state: expected layers of ascending index", start)
-            layers.append(layer)
-        reader.end("state")
-        return cls(**arguments, layers=tuple(layers))  # type: ignore[call-arg]
+        def read(bare: Self, reader: Reader, before: Rope | None) -> LayerCoder:
+            return LayerCoder.read(reader, bare.read_coder, before)
+
+        return cls(**arguments, layers=layer_states.read_layers(cls, arguments, parts, read))  # type: ignore[call-arg, arg-type]
 
     def _fitted(self, layer: Layer) -> LayerCoder:
         one: LayerCoder = calibrations.fitted({one.index: one for one in self.layers}, layer, self.codec_id)

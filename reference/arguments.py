@@ -1,4 +1,4 @@
-"""Checks of a transform coder's parameters."""
+"""Checks of codecs' parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["number", "whole", "word"]
+__all__ = ["number", "seed", "whole", "word"]
 
 
 def whole(name: str, value: Any, least: int, most: int) -> None:
@@ -31,3 +31,8 @@ def word(name: str, value: Any, known: Sequence[str]) -> None:
     """ValueError unless value is one of `known`."""
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+
+
+def seed(value: Any) -> None:
+    """TypeError, ValueError unless value is an int from 0 to 2^63 - 1."""
+    whole("seed", value, 0, (1 << 63) - 1)
