@@ -253,13 +253,8 @@ def _query_moments(layers: list[Layer]) -> Float64:
     """sum_h E[q_h q_h^T] before RoPE for each KV head, up to a factor, (kv_heads, d, d)."""
     for layer in layers:
         layer.require("queries", by="AATC")
-    return np.mean(
-        [
-            metrics.query_metric(layer, pre_rope=layer.rope is not None and layer.query_positions is not None)
-            for layer in layers
-        ],
-        axis=0,
-    )
+    # queries of unknown positions cannot be taken back before RoPE: query_metric refuses them
+    return np.mean([metrics.query_metric(layer, pre_rope=layer.rope is not None) for layer in layers], axis=0)
 
 
 def _projections(layers: list[Layer]) -> Float64:

@@ -619,3 +619,38 @@ def test_keys_are_turned_back_where_each_head_has_them():
                 )
             ]
             codec.decode_at(given, [long] * 2 if codec.scope == "cache" else long)
+
+
+def test_aatc_weighs_layers_alike_whatever_their_scale():
+    """Scores are relative to each layer's 95th percentile, so a layer of large numbers takes no bits from the others."""
+    layers = text(indices=(3, 4))
+    louder = [layers[0], layers[1].replace(keys=layers[1].keys * 64, values=layers[1].values * 64)]
+    quiet, loud = (AATC.fit(own, 2.0, protected=0, window=0) for own in (layers, louder))
+    for side in ("keys", "values"):
+        np.testing.assert_array_equal(np.concatenate(bits_of(quiet, side)), np.concatenate(bits_of(loud, side)))
+
+
+def test_aatc_channelwise_clips_at_the_99th_percentile():
+    """One channel has one coefficient, so its largest decoded number is the static scale, half a step below."""
+    r = np.random.default_rng(0)
+    k, v = r.standard_normal((2, 1, 4000, 1))
+    layer = kvtheory.Layer(k, v, r.standard_normal((1, 9, 1)), index=0)
+    decoded = coded(AATC.fit([layer], 8.0, scaling="channelwise", protected=0, sinks=0, window=0), [layer])[0]
+    for given, found in ((k, decoded.keys), (v, decoded.values)):
+        assert np.abs(found).max() == pytest.approx(np.quantile(np.abs(given), 0.99) * (1 - 2.0**-8), rel=1e-4)
+
+
+@pytest.mark.parametrize("hadamard", [True, False])
+def test_palu_rotates_latents_to_one_spread(hadamard):
+    """Latents of principal axes are uncorrelated, so each row of +-1/sqrt(r) gives the mean of their variances."""
+    layers = text(indices=(3,))
+    codec = PALU.fit(layers, 3, 1.0, search="uniform", hadamard=hadamard)
+    x = stacked.stack(layers[0].keys, layers[0].values, layers[0].rope, layers[0].positions)
+    spreads = []
+    for unit in codec.layers[0].coder.units:
+        y = unit.basis.analyse(x)
+        if not y.shape[1] & (y.shape[1] - 1):  # a power of two
+            second = (y**2).mean(axis=0)
+            spreads.append(second.max() / second.min())
+    assert spreads
+    assert max(spreads) < 1.01 if hadamard else max(spreads) > 4
