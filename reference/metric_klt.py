@@ -5,8 +5,8 @@
     S     covariance of x in calibration;  M = L L^T,  L^T S L = U Lambda U^T,  y = U^T L^T (x - mean)        (transform.metric_klt)
 
 Errors of all y_c cost alike, so one step for all coefficients of a layer is reverse water-filling over channels, heads, and keys and
-values at once. Keys and values are both linear in the layer's input: given all keys, values hold .4 to .9 bit a component less, which
-joint="layer" takes; their errors stay uncorrelated, as the error of y is white and M block diagonal.
+values at once. Keys and values are both linear in the layer's input: given all keys, values of real layers hold .3 to .9 bit a component less
+(benchmarks/keys_tell_values.py), which joint="layer" takes; their errors stay uncorrelated, as the error of y is white and M block diagonal.
 
     coding="entropy"   transform_coding.entropy: rANS under tables by spread, tokens in classes by scale, blocks for random access
     coding="fixed"     transform_coding.fixed: Lloyd-Max codebooks of measured coefficients, tables D_c(b), exact allocation
