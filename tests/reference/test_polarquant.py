@@ -283,10 +283,10 @@ def test_wrong_arguments_are_refused():
     for wrong, problem, match in (
         ({"level_bits": ()}, ValueError, "level_bits: expected 1 to 10 levels, got 0"),
         ({"level_bits": (1,) * 11}, ValueError, "level_bits: expected 1 to 10 levels, got 11"),
-        ({"level_bits": (4, 0)}, ValueError, "level_bits: expected 1 to 8 bits for each level, got 0"),
+        ({"level_bits": (4, 0)}, ValueError, "level_bits: expected 1 to 8, got 0"),
         ({"level_bits": (9,)}, ValueError, "level_bits"),
         ({"level_bits": 4}, TypeError, "level_bits: expected a tuple of ints, got int"),
-        ({"level_bits": (4, 2.0)}, TypeError, "level_bits: expected ints, got float"),
+        ({"level_bits": (4, 2.0)}, TypeError, "level_bits: expected an int, got float"),
         ({"level_bits": (True,)}, TypeError, "level_bits"),
         ({"seed": -1}, ValueError, "seed"),
         ({"seed": 1 << 63}, ValueError, "seed"),
