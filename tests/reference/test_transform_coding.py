@@ -636,8 +636,8 @@ def test_aatc_channelwise_clips_at_the_99th_percentile():
     k, v = r.standard_normal((2, 1, 4000, 1))
     layer = kvtheory.Layer(k, v, r.standard_normal((1, 9, 1)), index=0)
     decoded = coded(AATC.fit([layer], 8.0, scaling="channelwise", protected=0, sinks=0, window=0), [layer])[0]
-    for given, found in ((k, decoded.keys), (v, decoded.values)):
-        assert np.abs(found).max() == pytest.approx(np.quantile(np.abs(given), 0.99) * (1 - 2.0**-8), rel=1e-4)
+    for number, found in ((k, decoded.keys), (v, decoded.values)):
+        assert np.abs(found).max() == pytest.approx(np.quantile(np.abs(number), 0.99) * (1 - 2.0**-8), rel=1e-4)
 
 
 @pytest.mark.parametrize("hadamard", [True, False])
