@@ -44,8 +44,8 @@ __all__ = [
 
 #: the first byte is no ASCII, so that no text is taken for a stream
 MAGIC = b"\x93KVS"
-#: of the format; 0 may change, see docs/stream-format.md. A reader reads this version and all before it.
-VERSION = 0
+#: of the format, see docs/stream-format.md. A reader reads this version and all before it, down to 1 (0 was the draft).
+VERSION = 1
 #: more layers in a stream, or parts in a layer, are refused before anything is made of them
 MOST_LAYERS, MOST_PARTS = 4096, 64
 _CHECKSUM = 4
@@ -228,6 +228,8 @@ def read(stream: Buffer) -> tuple[Header, list[list[Reader]]]:
     version = reader.u8("format version")
     if version > VERSION:
         raise CorruptStream(f"format version {version}, this kvtheory reads up to {VERSION}; upgrade it", start)
+    if version < 1:
+        raise CorruptStream(f"format version {version}, expected 1 to {VERSION}", start)
     start = reader.offset
     if (number := reader.u8("kind of stream")) >= len(Kind):
         reader.fail(f"kind of stream: expected 0 to {len(Kind) - 1}, got {number}", start)

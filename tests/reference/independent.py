@@ -119,7 +119,7 @@ def read(stream):
     """Header and parts of a stream of one TurboQuant layer."""
     assert stream[:4] == b"\x93KVS" and zlib.crc32(stream[:-4]) == int.from_bytes(stream[-4:], "little")
     s = Bytes(stream[4:-4])
-    assert s.take(2) == bytes([0, 0])
+    assert s.take(2) == bytes([1, 0])
     assert s.take(s.take(1)[0]) == b"TurboQuant"
     p = Bytes(s.take(s.varint()))
     out = {

@@ -18,7 +18,7 @@ def opened(data):
     """(kind, codec id, Bytes of the parameters, parts)."""
     assert data[:4] == b"\x93KVS" and zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little")
     s = Bytes(data[4:-4])
-    assert s.take(1) == b"\0"
+    assert s.take(1) == b"\1"
     kind = s.take(1)[0]
     codec = s.take(s.take(1)[0]).decode()
     parameters = Bytes(s.take(s.varint()))

@@ -30,7 +30,7 @@ def read(stream):
     """(codec id, Bytes of its parameters, parts) of a stream of one layer."""
     assert stream[:4] == b"\x93KVS" and zlib.crc32(stream[:-4]) == int.from_bytes(stream[-4:], "little")
     s = Bytes(stream[4:-4])
-    assert s.take(2) == bytes([0, 0])
+    assert s.take(2) == bytes([1, 0])
     codec = s.take(s.take(1)[0]).decode()
     parameters = Bytes(s.take(s.varint()))
     assert s.take(1) == b"\0"

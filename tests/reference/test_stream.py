@@ -84,9 +84,17 @@ def test_newer_versions_say_so():
         stream.read(stream.seal(bytes(body)))
 
 
+def test_the_draft_is_refused():
+    body = bytearray(stream.unseal(stream.write(Header(Kind.LAYER, "Codec"), [[b"abc"]])))
+    assert body[0] == stream.VERSION == 1
+    body[0] = 0
+    with pytest.raises(CorruptStream, match="version 0, expected 1 to 1"):
+        stream.read(stream.seal(bytes(body)))
+
+
 @pytest.mark.parametrize("count, what", [(stream.MOST_PARTS + 1, "number of parts"), (1 << 62, "number of parts")])
 def test_counts_are_refused_before_anything_is_made(count, what):
-    head = bytes([0, 0, 1]) + b"X" + b"\0\0" + stream.varint(count)
+    head = bytes([stream.VERSION, 0, 1]) + b"X" + b"\0\0" + stream.varint(count)
     with pytest.raises(CorruptStream, match=what):
         stream.read(stream.seal(head + b"\0" * 100))
 
@@ -134,7 +142,7 @@ def test_readers_never_raise_anything_else(data):
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_stream_or_corrupt(data):
-    for candidate in (data, stream.seal(data), stream.seal(bytes([0, 0]) + data)):
+    for candidate in (data, stream.seal(data), stream.seal(bytes([stream.VERSION, 0]) + data)):
         with contextlib.suppress(CorruptStream):
             stream.read(candidate)
 
