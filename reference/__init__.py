@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from reference.kivi import KIVI
     from reference.kvquant import KVQuant
     from reference.kvtc import KVTC
+    from reference.merge_reduce import MergeReduce
     from reference.metric_klt import MetricKLT
     from reference.palu import PALU
     from reference.pipeline import Pipeline
     from reference.polarquant import PolarQuant
     from reference.qjl import QJL
     from reference.rates import AtRate, at_rate, held_bits, roundtrip
+    from reference.scissorhands import ScissorHands
+    from reference.snapkv import SnapKV
+    from reference.streaming_llm import StreamingLLM
     from reference.turboquant import TurboQuant
 
 #: codec id -> its module. A line here makes a codec part of `codecs()` and `decode`; name it above and in __all__ as well.
@@ -48,6 +52,10 @@ _CODECS = {
     "KVTC": "reference.kvtc",
     "PALU": "reference.palu",
     "MetricKLT": "reference.metric_klt",
+    "StreamingLLM": "reference.streaming_llm",
+    "SnapKV": "reference.snapkv",
+    "ScissorHands": "reference.scissorhands",
+    "MergeReduce": "reference.merge_reduce",
     "Pipeline": "reference.pipeline",
 }
 _NAMES = {
@@ -76,6 +84,7 @@ _MODULES = (
     "errors",
     "hadamard",
     "kept",
+    "merge_reduce",
     "minmax",
     "nuq",
     "packing",
@@ -83,6 +92,7 @@ _MODULES = (
     "places",
     "rans",
     "rates",
+    "reducer",
     "rotary",
     "shape",
     "stream",
@@ -101,11 +111,15 @@ __all__ = [
     "KVQuant",
     "KVTC",
     "Pipeline",
+    "MergeReduce",
     "MetricKLT",
     "PALU",
     "PolarQuant",
     "QJL",
+    "ScissorHands",
+    "SnapKV",
     "StateMismatch",
+    "StreamingLLM",
     "TurboQuant",
     "__version__",
     "at_rate",

@@ -20,7 +20,7 @@ from reference.errors import CorruptStream
 from reference.shape import Shape
 from reference.stream import Part, Reader
 
-__all__ = ["Full"]
+__all__ = ["Full", "flat_numbers"]
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,15 @@ def _token_major(array: NDArray[Any]) -> bytes:
 
 
 def _numbers(reader: Reader, name: str, shape: Shape, dim: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    native = flat_numbers(reader, name, shape.rows * dim, dtype)
+    return np.ascontiguousarray(native.reshape(shape.tokens, shape.kv_heads, dim).transpose(1, 0, 2))
+
+
+def flat_numbers(reader: Reader, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`count` little-endian numbers, all of `reader`; CorruptStream at the first that is not finite."""
     start = reader.offset
     # bfloat16 has no byte-order mark of its own: read as integers, then viewed
-    words = reader.array(f"<u{dtype.itemsize}", shape.rows * dim, name)
+    words = reader.array(f"<u{dtype.itemsize}", count, name)
     reader.end(name)
     native = words.astype(words.dtype.newbyteorder("="), copy=False).view(dtype)
     with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -81,4 +87,4 @@ def _numbers(reader: Reader, name: str, shape: Shape, dim: int, dtype: np.dtype[
     if not finite.all():
         at = start + int(np.argmin(finite)) * dtype.itemsize
         raise CorruptStream(f"{name}: expected finite numbers, got {native[(at - start) // dtype.itemsize]}", at)
-    return np.ascontiguousarray(native.reshape(shape.tokens, shape.kv_heads, dim).transpose(1, 0, 2))
+    return native

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded
 from reference import packing
-from reference.shape import Positions, _array, _in_order, read_positions, write_positions
+from reference.shape import Positions, _array, in_order, read_positions, write_positions
 from reference.stream import Reader, varint
 
 __all__ = ["Kept"]
@@ -51,7 +51,7 @@ class Kept:
             single = weights.astype(np.float32) + np.float32(0)
         if not np.isfinite(single).all():
             raise ValueError(f"log_weights: expected numbers that float32 can hold, got {np.abs(weights).max():g}")
-        places = None if alike else tuple(_in_order(one) for one in own)
+        places = None if alike else tuple(in_order(one) for one in own)
         return cls(places, single if single.any() else None)
 
     def counts(self, heads: int, tokens: int) -> list[int]:
@@ -70,6 +70,8 @@ class Kept:
 
     def restore(self, decoded: Decoded) -> Decoded:
         """What the receiver holds: `decoded`, what the layer that follows decodes to, with padding and weights. ValueError if it does not fit."""
+        if self.places is None and self.weights is None:
+            return decoded  # a last stage may itself have left fewer tokens
         heads, tokens = decoded.positions.shape
         counts = np.array(self.counts(heads, tokens), np.int64)
         if len(counts) != heads or (self.places is not None and counts.max() != tokens):
@@ -140,6 +142,8 @@ def _read_weights(reader: Reader, form: int, total: int) -> NDArray[np.float32]:
     else:
         size = reader.varint("number of log-weights", most=min(MOST_WEIGHTS, total))
         table = reader.array("<f4", size, "table of log-weights").astype(np.float32)
+        if not np.isfinite(table).all():
+            reader.fail("table of log-weights: expected finite numbers", start)
         if not (np.diff(table) > 0).all() or not size:
             reader.fail("table of log-weights: expected at least one number, ascending", start)
         bits, weights = (size - 1).bit_length(), table

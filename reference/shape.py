@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvtheory.layer import Decoded, Layer
 from reference.stream import Reader, varint, zigzag
 
-__all__ = ["DTYPES", "Shape", "read_positions", "write_positions"]
+__all__ = ["DTYPES", "Shape", "in_order", "read_positions", "write_positions"]
 
 #: element types in the order of their numbers in a stream
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -54,7 +54,7 @@ class Shape:
         sizes = (layer.kv_heads, layer.tokens, layer.head_dim, layer.value_dim)
         if layer.kv_heads > MOST_HEADS or max(layer.head_dim, layer.value_dim) > MOST_CHANNELS:
             raise ValueError(f"keys: expected at most {MOST_HEADS} heads and {MOST_CHANNELS} channels, got {layer}")
-        return cls(*sizes, _number(layer.keys), _number(layer.values), layer.index, _in_order(layer.positions))
+        return cls(*sizes, _number(layer.keys), _number(layer.values), layer.index, in_order(layer.positions))
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
@@ -82,7 +82,7 @@ class Shape:
         follows = np.array_equal(positions, np.arange(after, after + tokens))
         if isinstance(self.positions, range) and self.tokens and follows:
             return replace(self, tokens=grown, positions=range(self.positions.start, self.positions.start + grown))
-        return replace(self, tokens=grown, positions=_in_order(np.concatenate([_array(self.positions), positions])))
+        return replace(self, tokens=grown, positions=in_order(np.concatenate([_array(self.positions), positions])))
 
     def decoded(self, keys: NDArray[Any], values: NDArray[Any]) -> Decoded:
         """Every token kept, with weight 1."""
@@ -116,7 +116,7 @@ class Shape:
         return cls(heads, tokens, head_dim, value_dim, types & 15, types >> 4, index - 1 if index else None, positions)
 
 
-def _in_order(positions: NDArray[np.int64]) -> Positions:
+def in_order(positions: NDArray[np.int64]) -> Positions:
     """Positions as a Shape holds them, one form for the same numbers; ValueError if they fall or start below 0."""
     steps = np.diff(positions)
     if (steps < 0).any():
