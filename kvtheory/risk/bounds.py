@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,18 +28,45 @@ def trace_bound(spectrum: Spectrum, K: int, replace: bool = True) -> float:
     return spectrum.trace / K * ((spectrum.n - K) / max(spectrum.n - 1, 1))
 
 
-def spectral_bound(spectrum: Spectrum, K: int, m: int | None = None) -> float:
-    """2 tail_m / (K - 2m): what the balanced walk with m protected directions stays below in mean linear risk (proved in `balancing.walks`).
+def spectral_bound(spectrum: Spectrum, K: int, m: int | None = None, window: int | None = None) -> float:
+    """2 tail_m / (K - 2m): what the balanced walk with m protected directions stays below in mean linear risk (proved in `balancing.spectral`).
 
     m None: the best m among those with 2m < K whose tail is known. ValueError unless 0 <= 2m < K.
+
+    window s, m + 1 < s <= K + 1: the same walk moving s coordinates at a time, for which the same proof gives
+
+        s / (s - m - 1)  tail_m / (K - s + 2),        s = 2 (m + 1) being the formula above, and s = m + 2 `cube_bound`.
+
+    Over real s it is least at s^2 = (m + 1)(K + 2), where it is tail_m / (sqrt(K + 2) - sqrt(m + 1))^2: never above the formula above,
+    and tail_m / K (1 + o(1)) for m << K. `spectral_window` gives the best whole s. A window needs an m. ValueError for what does not fit.
     """
     K = budget(K)
     if m is None:
+        if window is not None:
+            raise ValueError(f"m: expected an int where a window is given, got None and window = {window!r}")
         last = (K - 1) // 2 if spectrum.complete else min((K - 1) // 2, len(spectrum.eigenvalues))
         return min(spectral_bound(spectrum, K, m) for m in range(last + 1))
+    if window is not None:
+        m = _protected(m, K)
+        if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or not m + 1 < window <= K + 1:
+            raise ValueError(
+                f"window: expected an int with m + 1 = {m + 1} < window <= K + 1 = {K + 1}, got {window!r}"
+            )
+        return int(window) / (int(window) - m - 1) * spectrum.tail(m) / (K - int(window) + 2)
     if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or not 0 <= 2 * m < K:
         raise ValueError(f"m: expected an int with 0 <= 2 m < K = {K}, got {m!r}")
     return 2 * spectrum.tail(int(m)) / (K - 2 * int(m))
+
+
+def spectral_window(K: int, m: int) -> int:
+    """The whole s, m + 1 < s <= K + 1, least in s / ((s - m - 1)(K - s + 2)): the window of the lowest `spectral_bound`. 0 <= m < K."""
+    K = budget(K)
+    m = _protected(m, K)
+    # one minimum, at sqrt((m + 1)(K + 2)): the whole numbers beside it
+    near = math.isqrt((m + 1) * (K + 2))
+    return min(
+        (s for s in (near, near + 1) if m + 1 < s <= K + 1), key=lambda s: Fraction(s, (s - m - 1) * (K - s + 2))
+    )
 
 
 def cube_bound(spectrum: Spectrum, K: int, m: int) -> float:
@@ -46,9 +76,8 @@ def cube_bound(spectrum: Spectrum, K: int, m: int) -> float:
     tail_m / K. ValueError unless 0 <= m < K.
     """
     K = budget(K)
-    if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or not 0 <= m < K:
-        raise ValueError(f"m: expected an int with 0 <= m < K = {K}, got {m!r}")
-    return (int(m) + 2) * spectrum.tail(int(m)) / (K - int(m))
+    m = _protected(m, K)
+    return (m + 2) * spectrum.tail(m) / (K - m)
 
 
 def paper_bound(spectrum: Spectrum, K: int) -> float:
@@ -103,7 +132,7 @@ def search_floor(n: int, K: int, mass: float = 0.5) -> float:
     """mass^2 (1 - K/n): no K of the cache's own tokens, however weighted, do better on `lookup(n, mass)` (proved).
 
     The output of a summary without token j has no component along v_j (values orthonormal), and the true one has `mass`. Tokens
-    made up for the purpose can do better where value_dim < n. ValueError unless 1 <= K <= n and 0 < mass < 1. A Fraction gives a Fraction.
+    made up for the purpose do better (`any_atoms_floor`). ValueError unless 1 <= K <= n and 0 < mass < 1. A Fraction gives a Fraction.
     """
     if budget(K) > n:
         raise ValueError(f"K: expected at most n = {n}, got {K}")
@@ -117,3 +146,9 @@ def budget(K: int) -> int:
     if isinstance(K, bool) or not isinstance(K, (int, np.integer)) or K < 1:
         raise ValueError(f"K: expected an int >= 1, got {K!r}")
     return int(K)
+
+
+def _protected(m: int, K: int) -> int:
+    if isinstance(m, bool) or not isinstance(m, (int, np.integer)) or not 0 <= m < K:
+        raise ValueError(f"m: expected an int with 0 <= m < K = {K}, got {m!r}")
+    return int(m)

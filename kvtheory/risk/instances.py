@@ -212,3 +212,55 @@ def opposed_pairs(m: int, pairs: int, seed: int = 0) -> Instance:
     # whitened over the pairs, so that no feature comes near the tail's variance 1/pairs
     features = np.linalg.qr(features - features.mean(axis=0))[0] * np.sqrt(pairs)
     return flat_cache(np.hstack([np.repeat(4 * features, 2, axis=0), np.kron(np.eye(pairs), [[1.0], [-1.0]])]))
+
+
+def simplex(n: int, trace: float = 1.0) -> Instance:
+    """The cache that is hardest for its trace: n tokens at the corners of a regular simplex, all attended to alike, tr Sigma = trace.
+
+    All n - 1 eigenvalues are trace/(n - 1), so that `spectral_floor` = `trace_bound` without replacement: for own tokens under
+    linear and true risk (one query, flat) no summary of K tokens does better than random ones, (tr Sigma/K)(n - K)/(n - 1).
+    """
+    if n < 2:
+        raise ValueError(f"n: expected at least 2 tokens, got {n}")
+    return flat_cache(np.sqrt(checks.positive("trace", trace) * n / (n - 1)) * np.eye(n))
+
+
+def hidden_needles(n: int, mass: float, leak: float) -> Instance:
+    """Separation of query-aware from query-agnostic, without bound: n + 1 tokens of which the law of queries asks for some.
+
+    Token 0, the background, has value 0; needle j = 1..n has value e_j. Query j puts `mass` on needle j, `leak` evenly on the other
+    needles, the rest on the background. A law on h of the queries is served by the background and their h needles, in equal weights,
+    with risk O(leak^2) (`hidden_needles_risk`); without the law, needles are missing (`hidden_needles_floor`).
+    """
+    _needles(n, mass, leak)
+    q, k = np.zeros((n, n + 1)), np.eye(n + 1)
+    q[:, 0] = np.log1p(-mass - leak)
+    q[:, 1:] = np.log(leak / (n - 1))
+    q[np.arange(n), np.arange(1, n + 1)] = np.log(mass)
+    return Instance(np.sqrt(n + 1) * q, k, np.eye(n + 1)[:, 1:])
+
+
+def hidden_needles_risk(n: int, mass: Number, leak: Number, hidden: int) -> Number:
+    """True risk of keeping the background and the `hidden` needles that the law asks for, equal weights, in closed form.
+
+    With f = leak/(n - 1) and what is dropped, x = (n - hidden) f, the output is scaled by 1/(1 - x) on the kept needles and 0 on
+    the others:  (mass^2 + (hidden - 1) f^2) x^2/(1 - x)^2 + (n - hidden) f^2. Works for Fractions too.
+    """
+    f = leak / (n - 1)
+    x = (n - hidden) * f
+    return (mass * mass + (hidden - 1) * f * f) * x * x / ((1 - x) * (1 - x)) + (n - hidden) * f * f
+
+
+def hidden_needles_floor(n: int, mass: Number, K: int) -> Number:
+    """mass^2 (1 - K/n): of any reducer that keeps K < n own tokens without knowing which h queries the law asks for, the risk under the
+    worst of these laws, coins or not and whatever the weights (proved): it is at least the mean over them, the risk under all n
+    queries alike, of which those without their needle err by `mass` along its value. Works for Fractions too.
+    """
+    return mass * mass * (n - K) / n
+
+
+def _needles(n: int, mass: float, leak: float) -> None:
+    if n < 2:
+        raise ValueError(f"n: expected at least 2 needles, got {n}")
+    if not (mass > 0 and leak > 0 and mass + leak < 1):
+        raise ValueError(f"mass, leak: expected both above 0 with a sum below 1, got {mass} and {leak}")

@@ -63,19 +63,44 @@ def leading(
     """
     n, width = shape
     smaller = min(n, width)
-    size = min(rank + _OVERSAMPLING, smaller)
-    steps = min(_STEPS, smaller // size - 1)
-    start = generator(0, "risk krylov").standard_normal((width, size))
-    basis = _new_directions(np.zeros((n, 0)), forward(start))
-    images = [adjoint(basis)]
-    for _ in range(steps):
-        block = _new_directions(basis, forward(images[-1]))
-        if block.shape[1] == 0:
+    start = generator(0, "risk krylov").standard_normal((width, min(rank + _OVERSAMPLING, smaller)))
+    basis, image = _grow(forward(start), smaller, adjoint, forward)
+    return _ritz(basis, image.T @ image, rank, trace)
+
+
+def symmetric(normal: Callable[[Float], Float], size: int, rank: int, trace: float = np.inf) -> Leading:
+    """The same for A (size, size), symmetric and positive: normal(y) = A y. With A = X^T X nothing as long as X is held.
+
+    The basis starts from A Omega: each product by A is two by X, half a step more than `leading`.
+    """
+    start = generator(0, "risk krylov").standard_normal((size, min(rank + _OVERSAMPLING, size)))
+    basis, image = _grow(normal(start), size, normal, lambda image: image)
+    t = basis.T @ image
+    return _ritz(basis, (t + t.T) / 2, rank, trace)
+
+
+def _grow(
+    block: Float, smaller: int, image_of: Callable[[Float], Float], next_of: Callable[[Float], Float]
+) -> tuple[Float, Float]:
+    """(basis, its images): orthonormal columns of block, then of next_of(image_of(those)), ..., at most 1 + _STEPS times."""
+    steps = min(_STEPS, smaller // block.shape[1] - 1)
+    basis = np.empty((len(block), block.shape[1] * (steps + 1)), order="F")
+    images: list[Float] = []
+    filled = 0
+    for step in range(steps + 1):
+        if step:
+            block = next_of(images[-1])
+        new = _new_directions(basis[:, :filled], block)
+        if step and new.shape[1] == 0:
             break
-        basis = np.hstack([basis, block])
-        images.append(adjoint(block))
-    image = np.hstack(images)
-    theta, s = np.linalg.eigh(image.T @ image)
+        basis[:, filled : filled + new.shape[1]] = new
+        filled += new.shape[1]
+        images.append(image_of(new))
+    return basis[:, :filled], np.hstack(images)
+
+
+def _ritz(basis: Float, t: Float, rank: int, trace: float) -> Leading:
+    theta, s = np.linalg.eigh(t)
     theta, s = np.maximum(theta[::-1], 0), s[:, ::-1]
     captured = float(theta.sum())
     if captured > trace * (1 + 1e-10):

@@ -5,12 +5,14 @@ Sigma's non-zero eigenvalues are the squared singular values of the (tokens) x (
     X[i, (j, c)] = sqrt(p_i / m) Gamma_i(q_j)_c,        tr Sigma = E_nu sum_i (a_i^2 / p_i) ||v_i - A_P||^2 = ||X||_F^2.
 
 Exact: eigenvalues of the smaller of X X^T and X^T X, summed up in blocks. With a rank: block Krylov, which only multiplies by
-blocks of rows of X, formed and forgotten, so that memory is O((n + m dv) rank).
+blocks of rows of X, formed and forgotten, so that memory is O(min(n, m dv) rank) beside the head's own arrays where m dv < n, and
+O((n + m dv) rank) otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,6 +73,11 @@ class _Matrix:
     o: Float
     c: float
 
+    @classmethod
+    def of(cls, q: Float, k: Float, v: Float, p: Float, scale: float, kind: Kind) -> _Matrix:
+        o, c = means(q, k, v, p, scale)
+        return cls(q, k, v, p, scale, kind, log_mass(q, k, p, scale), o, c)
+
     @property
     def channels(self) -> int:
         return self.v.shape[1] + (self.kind == "augmented")
@@ -81,8 +88,14 @@ class _Matrix:
 
     def block(self, tokens: slice, queries: slice = slice(None)) -> Float:
         b = np.exp(self.scale * (self.k[tokens] @ self.q[queries].T) - self.log_z[queries])
-        gamma = profile_block(b, self.v[tokens], self.o[queries], self.c, self.kind)
-        return (gamma * np.sqrt(self.p[tokens] / len(self.q))[:, None, None]).reshape(len(b), -1)
+        root = np.sqrt(self.p[tokens] / len(self.q))[:, None]
+        if self.kind == "centred":  # profile_block(b, ...) root, without its temporaries: this is most of the time
+            gamma = self.v[tokens][:, None, :] - self.o[queries]
+            gamma *= (root * b)[:, :, None]
+        else:
+            gamma = profile_block(b, self.v[tokens], self.o[queries], self.c, self.kind)
+            gamma *= root[:, :, None]
+        return gamma.reshape(len(b), -1)
 
     def row_blocks(self) -> list[slice]:
         step = max(1, _BLOCK // self.shape[1])
@@ -98,6 +111,14 @@ class _Matrix:
         out = np.zeros((self.shape[1], y.shape[1]))
         for rows in self.row_blocks():
             out += self.block(rows).T @ y[rows]
+        return out
+
+    def normal(self, y: Float) -> Float:
+        """X^T X y, each block formed once."""
+        out = np.zeros((self.shape[1], y.shape[1]))
+        for rows in self.row_blocks():
+            block = self.block(rows)
+            out += block.T @ (block @ y)
         return out
 
     def smaller_gram(self) -> Float:
@@ -127,7 +148,7 @@ def spectrum(
     """Spectrum of Sigma for one head: q (m, d), k (n, d), v (n, dv); weights, scale, kind as in `response_profiles`.
 
     rank None: all eigenvalues, exact up to rounding; needs min(n, m channels) <= 8192, else ValueError.
-    rank r: the r largest by block Krylov, never more than O((n + m dv) r) memory; the trace is exact, `error` is what
+    rank r: the r largest by block Krylov, O(n m dv r) operations and, for n > m dv, O(m dv r) memory beside the arrays; the trace is exact, `error` is what
     the Krylov space misses of it: an upper bound on every tail's excess (Ky Fan), coarse where the
     spectrum is flat.
     """
@@ -135,8 +156,7 @@ def spectrum(
         raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
     q, k, v, scale = one_head(q, k, v, scale)
     p = probabilities(weights, len(k))
-    o, c = means(q, k, v, p, scale)
-    x = _Matrix(q, k, v, p, scale, kind, log_mass(q, k, p, scale), o, c)
+    x = _Matrix.of(q, k, v, p, scale, kind)
     smaller = min(x.shape)
     if rank is None:
         if smaller > LARGEST_GRAM:
@@ -149,12 +169,54 @@ def spectrum(
         whole = _exact(x.smaller_gram(), x.trace(), len(k))
         return Spectrum(whole.trace, whole.eigenvalues[:rank], whole.n, whole.error, complete=rank >= smaller)
     trace = x.trace()
-    found = krylov.leading(x.forward, x.adjoint, x.shape, rank, trace)
+    if x.shape[1] < x.shape[0]:
+        found = krylov.symmetric(x.normal, x.shape[1], rank, trace)
+    else:
+        found = krylov.leading(x.forward, x.adjoint, x.shape, rank, trace)
     # where the rank is below `rank`, 0 is a Ritz value as good as any: never above an eigenvalue
     eigenvalues = np.zeros(min(rank, smaller))
     eigenvalues[: len(found.eigenvalues)] = found.eigenvalues
     rounding = krylov.columns(rank) * float(np.finfo(np.float64).eps) * trace
     return Spectrum(trace, eigenvalues, len(k), max(trace - found.captured, 0.0) + rounding, complete=False)
+
+
+class Features(NamedTuple):
+    """coordinates (n, r) of each token's profile in r orthonormal directions of H_nu, and missing (n,): the square of what these leave.
+
+    <F_i, F_j> = <Pi Gamma_i, Pi Gamma_j> for one projection Pi, and ||F_i||^2 + missing_i = ||Gamma_i||^2, both up to rounding.
+    """
+
+    coordinates: Float
+    missing: Float
+
+
+def profile_features(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    rank: int,
+    weights: ArrayLike | None = None,
+    scale: float | None = None,
+    kind: Kind = "centred",
+) -> Features:
+    """Profiles of a head too long to hold them, in the leading `rank` directions that block Krylov finds (all, if there are no more).
+
+    q (m, d), k (n, d), v (n, dv); weights, scale, kind as in `response_profiles`. O(n m dv r) operations, O((n + m dv) r) memory.
+    What `balancing.sample` makes of them is exact about the directions: protected ones are among them. See its `missing`.
+    """
+    if kind not in ("centred", "augmented"):
+        raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
+    q, k, v, scale = one_head(q, k, v, scale)
+    p = probabilities(weights, len(k))
+    x = _Matrix.of(q, k, v, p, scale, kind)
+    rank, width = _rank(rank), x.shape[1]
+    directions = np.eye(width) if rank >= width else krylov.symmetric(x.normal, width, rank).vectors
+    coordinates, missing = np.empty((len(k), directions.shape[1])), np.empty(len(k))
+    for rows in x.row_blocks():
+        block = x.block(rows) / np.sqrt(p[rows])[:, None]
+        coordinates[rows] = block @ directions
+        missing[rows] = np.maximum((block**2).sum(axis=1) - (coordinates[rows] ** 2).sum(axis=1), 0)
+    return Features(coordinates, missing)
 
 
 def profile_spectrum(profiles: ArrayLike, weights: ArrayLike | None = None) -> Spectrum:

@@ -1,7 +1,7 @@
 """`MergeReduce`: a summary of weighted tokens, kept up in a tree of REDUCEs (arXiv 2607.01520, section 5; theory C-T3).
 
 Algorithm, for each KV head. The first `sinks` tokens and the last `window` stay exact. Those between them, n' of them, are summarised by
-K = keep - sinks - window atoms: tokens of the cache with weights that sum to n', which attention takes as log-weights
+K = keep - sinks - window atoms: tokens of the cache with weights, which attention takes as log-weights
 
     z_i = scale q.k_i + ln w_i .
 
@@ -12,9 +12,9 @@ Blocks of tokens are reduced to K atoms each, and these two by two (reference.me
     cube       a walk that keeps the mass and `protect` leading directions of the response profile exact
     spectral   the walk whose error is at most 2 tail_m / (K - 2 m), m = protect (theory C-T2')
     cluster    K groups in the space of the `protect` leading directions, one random token of each
-    refit      half by attention mass, half by the spectral walk, weights by non-negative least squares (reference.merge_reduce.refit)
+    refit      support by greedy pursuit, weights by non-negative least squares on the profiles (reference.merge_reduce.refit)
 
-All but refit are unbiased. Profiles are those of the latest queries, turned behind the tokens in question (reference.merge_reduce.law).
+All but refit are unbiased, and their weights sum to n'. Profiles are those of the latest queries, turned behind the tokens in question (reference.merge_reduce.law).
 """
 
 from __future__ import annotations

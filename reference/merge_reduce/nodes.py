@@ -60,16 +60,8 @@ class Atoms:
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, head_dim)), np.zeros((0, value_dim)))
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
-    """x (s, r): rows with the inner products of the profiles. mass (s,): mean over queries of w_i a_i, the attention an atom gets."""
-
-    x: Float
-    mass: Float
-
-
-def features(atoms: Atoms, q: Float, scale: float, sinks: Atoms) -> Features:
-    """Of atoms for queries q (m, d); `sinks` stay, and take their part of the attention."""
+def features(atoms: Atoms, q: Float, scale: float, sinks: Atoms) -> Float:
+    """Rows (s, r) with the inner products of the profiles of atoms for queries q (m, d); `sinks` stay, and take their part of the attention."""
     z = scale * (atoms.keys @ q.T)
     beside = scale * (sinks.keys @ q.T)
     top = np.maximum(z.max(axis=0), beside.max(axis=0, initial=-np.inf))
@@ -84,14 +76,13 @@ def features(atoms: Atoms, q: Float, scale: float, sinks: Atoms) -> Features:
     values, vectors = np.linalg.eigh(gram / len(q))
     # below the rounding of the largest eigenvalue there is nothing but noise
     true = values > values[-1] * len(values) * np.finfo(np.float64).eps
-    x = vectors[:, true] * np.sqrt(values[true])
-    return Features(x[:, ::-1], atoms.weight * a.mean(axis=1))
+    return (vectors[:, true] * np.sqrt(values[true]))[:, ::-1]
 
 
 def reduce_atoms(
     atoms: Atoms, K: int, reducer: str, protect: int | None, q: Float | None, scale: float, sinks: Atoms, seed: int
 ) -> Atoms:
-    """At most K atoms of `atoms`, of the same total weight. q (m, d): the queries; None for "random" alone, which needs none."""
+    """At most K atoms of `atoms`, of the same total weight but for "refit". q (m, d): the queries; None for "random", which needs none."""
     if len(atoms) <= K:
         return atoms
     if K == 0:
@@ -103,11 +94,11 @@ def reduce_atoms(
         place, weight = balancing.sample(np.zeros((len(atoms), 1)), K, "cube", 0, seed, weights=p)
         return atoms.taken(place, weight * total)
     assert q is not None
-    found = features(atoms, q, scale, sinks)
+    x = features(atoms, q, scale, sinks)
     if reducer == "refit":
-        return atoms.taken(*refit(found.x, found.mass, atoms.weight, K, protect, seed))
+        return atoms.taken(*refit(x, atoms.weight, K))
     m = protected(reducer, protect, K)
-    place, weight = balancing.sample(found.x, K, reducer, m, seed, weights=p)  # type: ignore[arg-type]
+    place, weight = balancing.sample(x, K, reducer, m, seed, weights=p)  # type: ignore[arg-type]
     return atoms.taken(place, weight * total)
 
 

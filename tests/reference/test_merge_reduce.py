@@ -11,7 +11,7 @@ from kvtheory import attention
 from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix_summaries, reduce_atoms
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features
-from reference.merge_reduce.refit import RIDGE, weights
+from reference.merge_reduce.refit import RIDGE, pursuit, refit, weights
 
 AWARE = [name for name in REDUCERS if name != "random"]
 UNBIASED = [name for name in REDUCERS if name != "refit"]
@@ -95,7 +95,8 @@ def test_the_real_scan_is_the_real_stream(reducer):
     for j, block in enumerate(blocks, start=1):
         heads[1].buckets.push(block)
         assert same(heads[1].buckets.prefix(heads[1].none), prefixes[j])
-        assert prefixes[j].weight.sum() == pytest.approx(16 * j, rel=1e-12) and len(prefixes[j]) <= 12
+        assert len(prefixes[j]) <= 12
+        assert reducer == "refit" or prefixes[j].weight.sum() == pytest.approx(16 * j, rel=1e-12)
 
 
 # -- REDUCE ------------------------------------------------------------------------------------------------------------
@@ -123,9 +124,7 @@ def test_features_have_the_geometry_of_the_profiles(beside):
     given_atoms, sinks = atoms(9, 1), atoms(3, 2, even=True)[:beside]
     q = np.random.default_rng(3).normal(size=(5, 4))
     found, x = features(given_atoms, q, 0.7, sinks), profiles(given_atoms, q, 0.7, sinks)
-    np.testing.assert_allclose(found.x @ found.x.T, x @ x.T, rtol=1e-10, atol=1e-12)
-    share = found.mass.sum()
-    assert share == pytest.approx(1) if not beside else 0 < share < 1
+    np.testing.assert_allclose(found @ found.T, x @ x.T, rtol=1e-10, atol=1e-12)
 
 
 def test_features_say_what_other_weights_cost():
@@ -160,7 +159,7 @@ def test_budget_order_and_mass(reducer, count, K, seed, even, twins):
     if count <= K:
         assert same(out, given_atoms)
     elif K:
-        assert out.weight.sum() == pytest.approx(given_atoms.weight.sum(), rel=1e-12)
+        assert reducer == "refit" or out.weight.sum() == pytest.approx(given_atoms.weight.sum(), rel=1e-12)
         assert len(out) >= 1
     at = np.searchsorted(given_atoms.position, out.position)
     assert np.array_equal(out.keys, given_atoms.keys[at]) and np.array_equal(out.values, given_atoms.values[at])
@@ -184,7 +183,7 @@ def test_reducers_are_unbiased(reducer):
 
 def test_the_cube_keeps_its_directions():
     given_atoms, q = atoms(40, 9), np.random.default_rng(10).normal(size=(3, 4))
-    x = features(given_atoms, q, 0.5, given_atoms[:0]).x
+    x = features(given_atoms, q, 0.5, given_atoms[:0])
     # leading directions of sum p x x^T
     p = given_atoms.weight / given_atoms.weight.sum()
     lead = np.linalg.svd(np.sqrt(p)[:, None] * x, full_matrices=False)[2][:3]
@@ -195,27 +194,43 @@ def test_the_cube_keeps_its_directions():
 
 
 def test_refit_solves_its_own_problem():
-    """Of all weights of the same sum none near the fit does better: the gradient along every exchange of weight is 0, or points out of the cone."""
+    """The optimality conditions of the convex problem: the gradient is 0 where a weight is positive, and not negative where it is 0."""
     rng = np.random.default_rng(11)
     x, w = rng.normal(size=(30, 9)), rng.integers(1, 5, 30).astype(float)
-    place = np.sort(rng.choice(30, 8, replace=False))
-    start = w[place] * 2
-    found = weights(x, w, place, start)
+    zeros = 0
+    for _ in range(20):
+        place = np.sort(rng.choice(30, 12, replace=False))
+        found = weights(x, w, place)
+        own = x[place]
+        gradient = own @ (found @ own - w @ x) + RIDGE * (own**2).sum(axis=1) * (found - w[place])
+        assert (found >= 0).all() and np.abs(gradient[found > 0]).max() < 1e-9 and (gradient > -1e-9).all()
+        zeros += int((found == 0).sum())
+    assert zeros  # the cone binds somewhere
 
-    def cost(v):
-        return ((v @ x[place] - w @ x) ** 2).sum() + RIDGE * ((x[place] ** 2).sum(axis=1) * (v - start) ** 2).sum()
 
-    assert found.sum() == pytest.approx(w.sum(), rel=1e-12) and (found >= 0).all()
-    base = cost(found)
-    for a in range(8):
-        for b in range(8):
-            step = min(1e-4, found[a])
-            if a != b and step > 0:
-                v = found.copy()
-                v[a] -= step
-                v[b] += step
-                assert cost(v) >= base * (1 - 1e-7)
-    assert base < cost(start * w.sum() / start.sum())
+def test_pursuit_finds_what_is_all_there_is():
+    """Three atoms carry everything, the others nothing: they are chosen, with their own weights."""
+    x, w = np.zeros((20, 5)), np.arange(1.0, 21)
+    x[[3, 9, 17], [0, 1, 2]] = 1.0
+    place, weight = refit(x, w, 3)
+    assert place.tolist() == [3, 9, 17]
+    np.testing.assert_allclose(weight, w[place])
+    # and at 5 places nothing is lost by the others
+    place, weight = refit(x, w, 5)
+    assert {3, 9, 17} <= set(place.tolist())
+
+
+def test_pursuit_beats_the_largest_and_a_sample():
+    rng = np.random.default_rng(12)
+    x = rng.normal(size=(60, 20)) * rng.exponential(size=(60, 1)) + 0.3
+    w, K = np.ones(60), 12
+
+    def cost(place):
+        return float(((weights(x, w, np.sort(place)) @ x[np.sort(place)] - w @ x) ** 2).sum())
+
+    largest = np.argsort(-(x**2).sum(axis=1))[:K]
+    sampled = [cost(rng.choice(60, K, replace=False)) for _ in range(50)]
+    assert cost(pursuit(x, w, K)) < min(cost(largest), *sampled)
 
 
 # -- the law of queries ------------------------------------------------------------------------------------------------
@@ -245,7 +260,7 @@ def test_budgets_and_mass(reducer, keep):
     decoded = reference.decode(MergeReduce(keep, reducer, sinks=2, window=5).encode(own))
     total = reference.reducer.budget(keep, 100)
     assert (decoded.kept <= total).all() and (decoded.kept >= min(total, 1)).all()
-    if total > 7:
+    if total > 7 and (reducer != "refit" or total == 100):
         mass = np.exp(decoded.log_weights).sum(axis=1)
         # log-weights are binary32
         np.testing.assert_allclose(mass, 100, rtol=2e-6)
@@ -287,7 +302,7 @@ def test_an_appender_holds_few_tokens():
     growing = codec.appender(own)
     held = growing.held()
     assert held.keys.shape[1] <= 2 + 6 + 16 * (np.log2(400 / 16) + 2)
-    np.testing.assert_allclose(np.exp(held.log_weights).sum(axis=1), 400, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(held.log_weights).sum(axis=1), 400, rtol=2e-6)
     with pytest.raises(ValueError, match=r"keep: .*number of tokens.*0\.5"):
         MergeReduce(0.5, "random").appender(own)
 
@@ -341,16 +356,18 @@ def test_arguments_are_checked(arguments, message):
         MergeReduce(**arguments)
 
 
-def test_refit_beats_what_it_starts_from_on_real_heads():
-    """On held-out queries of both real layers, at 64 of 256 tokens: the fitted weights against their support alone and against selection by mass."""
+def test_refit_beats_samples_and_selection_on_real_heads():
+    """Both real layers, 64 of 256 tokens, later queries that nothing saw: geometric mean of the error over the six KV heads."""
+    logs: dict[str, list[float]] = {}
     for own in kvtheory.sample_cache():
         coded, judged = reference.compare.sources.divide(own, reference.compare.sources.Split(prefix=256, held=128))
-        errors = {
-            name: kvtheory.distortion.attention_error(judged, codec.reduce(coded))
-            for name, codec in {
-                "refit": MergeReduce(64, "refit", window=16),
-                "random": MergeReduce(64, "random", window=16),
-                "mass": reference.SnapKV(64, window=16),
-            }.items()
-        }
-        assert errors["refit"] < errors["random"], errors
+        for name, codec in {
+            "refit": MergeReduce(64, "refit", window=16),
+            "random": MergeReduce(64, "random", window=16),
+            "spectral": MergeReduce(64, "spectral", window=16),
+            "selection": reference.SnapKV(64, window=16),
+        }.items():
+            error = kvtheory.distortion.attention_error(judged, codec.reduce(coded), by="kv_head")
+            logs.setdefault(name, []).extend(np.log(error))
+    means = {name: np.exp(np.mean(one)) for name, one in logs.items()}
+    assert means["refit"] < min(means["random"], means["spectral"], means["selection"]), means
