@@ -9,11 +9,12 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 ARGS ?=
+T ?= 60
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # an index set-up with unused entries makes pip repeat itself dozens of times
 HUSH = 2> >(grep -v "^WARNING: Location" >&2)
 
-.PHONY: help verify test figures bench lint docs clean
+.PHONY: help verify test figures bench lint fuzz docs clean
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -46,6 +47,10 @@ lint: $(VENV)/all.stamp ## ruff, mypy, import-linter
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+fuzz: $(VENV)/all.stamp ## coverage-guided fuzzing of all decoders for T seconds  (T=60; a CORPUS folder to go on with in ARGS)
+	@$(PIP) -e '.[fuzz]' $(HUSH)
+	$(RUN) -m tests.fuzz.target -max_total_time=$(T) $(ARGS)
 
 docs: $(VENV)/all.stamp ## HTML documentation in docs/_build
 	$(RUN) -m sphinx -q -W -b html docs docs/_build

@@ -24,7 +24,8 @@ def finite(name: str, array: NDArray[Any], axes: tuple[str, ...] = ()) -> NDArra
         total = array.sum(dtype=None if array.dtype.itemsize >= 4 else np.float32)
     if np.isfinite(total):  # NaN and inf survive any sum: one pass and no mask in the common case
         return array
-    bad = ~np.isfinite(array)
+    with np.errstate(invalid="ignore"):  # a signalling NaN of bfloat16
+        bad = ~np.isfinite(array)
     if bad.any():
         where = np.unravel_index(int(np.argmax(bad)), bad.shape)
         value = float(array[where])

@@ -41,7 +41,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtheory import rate
+from kvtheory import checks, rate
 from kvtheory.distortion import metrics
 from kvtheory.layer import Layer
 from reference import arguments
@@ -253,6 +253,8 @@ def _query_moments(layers: list[Layer]) -> Float64:
     """sum_h E[q_h q_h^T] before RoPE for each KV head, up to a factor, (kv_heads, d, d)."""
     for layer in layers:
         layer.require("queries", by="AATC")
+        assert layer.queries is not None
+        checks.finite("queries", layer.queries, ("head", "query", "channel"))
     # queries of unknown positions cannot be taken back before RoPE: query_metric refuses them
     return np.mean([metrics.query_metric(layer, pre_rope=layer.rope is not None) for layer in layers], axis=0)
 
@@ -261,6 +263,8 @@ def _projections(layers: list[Layer]) -> Float64:
     """sum_h W_O^h W_O^hT for each KV head, (kv_heads, dv, dv)."""
     out = []
     for layer in layers:
+        if layer.output_proj is not None:
+            checks.finite("output_proj", layer.output_proj, ("head", "value channel", "model channel"))
         w = np.stack([layer.projection(h) for h in range(layer.query_heads)])
         w = w.reshape(layer.kv_heads, layer.group, *w.shape[1:])
         out.append(np.einsum("kgvD,kgwD->kvw", w, w, optimize=True))

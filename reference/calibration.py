@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtheory import checks
 from kvtheory.layer import Cache, Layer, Rope
 from reference.codec import layers_of
 from reference.errors import StateMismatch
@@ -69,9 +70,11 @@ def fitted(tables: dict[int | None, Any], layer: Layer, codec: str) -> Any:
 
 
 def mean_extra(layers: list[Layer], name: str) -> Float64 | None:
-    """The mean over layers of an extra, (kv_heads, d) float64; None unless all have it. ValueError if it is negative somewhere."""
+    """The mean over layers of an extra, (kv_heads, d) float64; None unless all have it. ValueError if it is negative or not finite somewhere."""
     if not all(name in layer.extras for layer in layers):
         return None
+    for layer in layers:
+        checks.finite(f"extras[{name!r}]", layer.extras[name], ("head", "channel"))
     mean = np.mean([layer.extras[name].astype(np.float64) for layer in layers], axis=0)
     if (mean < 0).any():
         raise ValueError(f"extras[{name!r}]: expected Fisher information >= 0, got {mean.min():g}")

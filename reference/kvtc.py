@@ -456,6 +456,7 @@ def _sampled(layers: list[Layer], sinks: int) -> Float64:
     taken = np.array(places)[np.unique(np.linspace(0, len(places) - 1, min(len(places), TOKENS)).round().astype(int))]
     out = []
     for i, layer in enumerate(layers):
+        stacked.finite(layer.keys, layer.values)
         at = taken[taken[:, 0] == i, 1]
         out.append(stacked.stack(layer.keys[:, at], layer.values[:, at], layer.rope, layer.positions[at]))
     return np.concatenate(out)

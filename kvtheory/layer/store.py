@@ -170,7 +170,7 @@ class Cache:
                 if record["format"] != FORMAT:
                     raise KeyError
                 version, layers, meta = record["version"], record["layers"], record["meta"]
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, RecursionError):
                 raise CorruptCache(
                     f"{path}: a safetensors file, but not a kvtheory cache (no kvtheory header)"
                 ) from None
@@ -180,6 +180,8 @@ class Cache:
                 )
             try:
                 checksums = record["crc32"]
+                if not isinstance(checksums, dict):
+                    raise TypeError(f"crc32: expected an object, got {type(checksums).__name__}")
                 for i, entry in enumerate(layers):
                     wanted = {f"{i}.keys", f"{i}.values", f"{i}.positions"} | {
                         f"{i}.extras.{n}" for n in entry["extras"]

@@ -33,6 +33,8 @@ __all__ = ["LayerCoder", "LayerKind", "StackedCoder", "TransformCodec"]
 
 Float64 = NDArray[np.float64]
 MOST_INDEX = 1 << 32
+#: bytes of a basis for each of its rows, at least
+LEAST_ROW = 1 + 4 + 2
 
 
 class StackedCoder(Protocol):
@@ -138,7 +140,13 @@ class LayerCoder(LayerKind):
         if not np.isfinite(log_weights).all():
             reader.fail("log-weights: expected finite numbers", start)
         index, heads, head_dim, value_dim, rope = kind
-        coder = read_coder(reader, heads * (head_dim + value_dim))
+        width = heads * (head_dim + value_dim)
+        # a coder has every entry in a basis, with its place, mean and exponent: before anything of that width is made
+        if width * LEAST_ROW > reader.remaining:
+            reader.fail(
+                f"state: expected every entry of {width} in one unit, but {reader.remaining} bytes remain", start
+            )
+        coder = read_coder(reader, width)
         return cls(index, heads, head_dim, value_dim, rope, log_weights, coder)
 
 

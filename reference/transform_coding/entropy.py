@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,8 @@ LANES = 8
 UNIT = 256
 #: prior of a table, in coefficients: what calibration has not seen may still come
 PRIOR = 24.0
+#: tokens whose codes are made into numbers at once
+BLOCK = 1 << 12
 #: tokens that the step is searched on
 SEARCH_TOKENS = 2048
 
@@ -151,16 +154,19 @@ class EntropyCoder:
         if self.classes > 1:
             length = size * len(self.units)
             flat = rans.decode(side, tokens * len(self.units), self._rans[0], np.arange(len(self.units)), block=length)
-            classes = flat.astype(np.int64).reshape(tokens, len(self.units))
+            classes = flat.reshape(tokens, len(self.units))
         else:
             side.end("side")
-            classes = np.zeros((tokens, len(self.units)), np.int64)
+            classes = np.broadcast_to(np.uint16(0), (tokens, len(self.units)))
+        runs = []
+        for first, last in coded_symbols.growing():
+            run = self._contexts(classes[first * size : last * size])[0]
+            run = np.where(run != NOT_CODED, run, np.uint8(TABLES))
+            runs.append(coded_symbols.decode(self._with_certain, run.ravel(), first, last, own=True))
         tables, shifts = self._contexts(classes)
         coded = tables != NOT_CODED
-        every = np.where(coded, tables, TABLES)
-        symbols = (
-            coded_symbols.decode(self._with_certain, every.ravel(), own=True).astype(np.int64).reshape(every.shape)
-        )
+        every = np.where(coded, tables, np.uint8(TABLES))
+        symbols = np.concatenate([np.zeros(0, np.uint16), *runs]).reshape(every.shape)
         widths = shifts[coded].astype(np.int64)
         bits = _unpack(low, widths)
         escaped = (symbols == ESCAPE) & coded
@@ -168,19 +174,26 @@ class EntropyCoder:
         found = np.add.reduceat(escaped.sum(axis=1), starts) if tokens else counts
         if not np.array_equal(found, counts):
             escapes.fail("escapes: the symbols hold other numbers of them")
-        m = np.where(symbols & 1, -((symbols + 1) >> 1), symbols >> 1)
-        y: Integers = m.astype(np.int64) << shifts.astype(np.int64)
-        y[coded] |= bits
-        y = UNIT * y + np.where(coded & (shifts == 0), self._deltas[every, symbols], 0)
         start = escapes.offset
         values = escapes.array("<i4", int(counts.sum()), "escapes").astype(np.int64)
         if values.size and int(np.abs(values).max()) > MOST_CODE:
             escapes.fail(f"escapes: expected at most {MOST_CODE}, got {int(np.abs(values).max())}", start)
-        y[escaped] = UNIT * values
-        at = 0
-        for unit in self.units:
-            out[:, unit.basis.places] = unit.basis.synthesise(y[:, at : at + unit.basis.size])
-            at += unit.basis.size
+        bit = escape = 0
+        for first in range(0, tokens, BLOCK):
+            rows = slice(first, first + BLOCK)
+            own, s, shift = coded[rows], symbols[rows].astype(np.int64), shifts[rows].astype(np.int64)
+            y = np.where(s & 1, -((s + 1) >> 1), s >> 1) << shift
+            count = int(own.sum())
+            y[own] |= bits[bit : bit + count]
+            bit += count
+            y = UNIT * y + np.where(own & (shift == 0), self._deltas[every[rows], s], 0)
+            count = int(escaped[rows].sum())
+            y[escaped[rows]] = UNIT * values[escape : escape + count]
+            escape += count
+            at = 0
+            for unit in self.units:
+                out[rows, unit.basis.places] = unit.basis.synthesise(y[:, at : at + unit.basis.size])
+                at += unit.basis.size
 
     def flops(self, tokens: int) -> int:
         """For each coefficient that some class codes 4 of rANS and the centroid, and with each row a product and a sum; of each row one by 2^e."""
@@ -194,7 +207,7 @@ class EntropyCoder:
     def _deltas(self) -> NDArray[np.int64]:
         return np.concatenate([self.deltas, np.zeros((1, SYMBOLS), np.int8)]).astype(np.int64)
 
-    def _contexts(self, classes: Integers) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def _contexts(self, classes: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Table and shift of each coefficient, (n, coefficients), from the classes (n, units)."""
         pairs = [(unit.tables[k], unit.shifts[k]) for unit, k in zip(self.units, classes.T)]
         return np.concatenate([t for t, _ in pairs], axis=1), np.concatenate([s for _, s in pairs], axis=1)
@@ -244,6 +257,9 @@ class EntropyCoder:
             units.append(Unit(basis, weights, thresholds, tables, shifts))
         if not seen.all():
             reader.fail("state: expected every entry in one unit")
+        # tokens without coefficients would cost next to nothing
+        if not any(unit.basis.size for unit in units):
+            reader.fail("state: expected a coefficient", start)
         class_tables = rans.Tables.read(reader, count)
         start = reader.offset
         symbol_tables = rans.Tables.read(reader, TABLES)

@@ -14,7 +14,7 @@ from kvtheory import checks
 from kvtheory.layer import Layer, Rope
 from reference.rotary import rotary
 
-__all__ = ["calibration", "columns", "exact_tokens", "head_groups", "stack", "unstack"]
+__all__ = ["calibration", "columns", "exact_tokens", "finite", "head_groups", "stack", "unstack"]
 
 Float64 = NDArray[np.float64]
 
@@ -37,10 +37,15 @@ def head_groups(kv_heads: int, size: int) -> list[range]:
     return [range(start, min(start + size, kv_heads)) for start in range(0, kv_heads, size)]
 
 
-def stack(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None, positions: NDArray[np.int64]) -> Float64:
-    """keys (heads, n, d), values (heads, n, dv) -> (n, heads (d + dv)), RoPE undone; positions (n,) or (heads, n). NaN, inf: ValueError."""
+def finite(keys: NDArray[Any], values: NDArray[Any]) -> None:
+    """ValueError for NaN and inf, with their places."""
     for name, array in (("keys", keys), ("values", values)):
         checks.finite(name, array, ("head", "token", "channel"))
+
+
+def stack(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None, positions: NDArray[np.int64]) -> Float64:
+    """keys (heads, n, d), values (heads, n, dv) -> (n, heads (d + dv)), RoPE undone; positions (n,) or (heads, n). NaN, inf: ValueError."""
+    finite(keys, values)
     k = keys.astype(np.float64) if rope is None else rotary(rope).undo(keys, np.broadcast_to(positions, keys.shape[:2]))
     v = values.astype(np.float64)
     return np.concatenate([a.transpose(1, 0, 2).reshape(a.shape[1], a.shape[0] * a.shape[2]) for a in (k, v)], axis=1)
@@ -48,6 +53,9 @@ def stack(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None, positions
 
 def calibration(layers: list[Layer], sinks: int) -> Float64:
     """Stacked vectors of the tokens behind the sinks of all these layers of one index, (n, entries). ValueError if there is none."""
+    for one in layers:
+        # here, as what is behind the sinks counts its tokens from there
+        finite(one.keys, one.values)
     x = np.concatenate(
         [stack(one.keys[:, sinks:], one.values[:, sinks:], one.rope, one.positions[sinks:]) for one in layers]
     )

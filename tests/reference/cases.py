@@ -30,7 +30,9 @@ OBLIVIOUS = {
     "KIVI 3 groups of 3": reference.KIVI(3, group=3, window=6),
     "KIVI 4 groups of 8": reference.KIVI(4, group=8, window=8),
     "KIVI 2 groups of 1": reference.KIVI(2, group=1, window=1),
+    "StreamingLLM": reference.StreamingLLM(),
     "Pipeline": reference.Pipeline([reference.TurboQuant(3)]),
+    "Pipeline StreamingLLM KIVI": reference.Pipeline([reference.StreamingLLM(), reference.KIVI(4, group=1, window=1)]),
     "Pipeline Full KIVI": reference.Pipeline([reference.Full(), reference.KIVI(4, group=1, window=1)]),
 }
 #: one of each code path, for tests that take their time
@@ -50,7 +52,8 @@ FEW = (
     "KIVI 2 groups of 2",
     "KIVI 3 groups of 3",
 )
-LOSSLESS = ("Full",)
+#: StreamingLLM: of as many tokens as its cache holds; of more in REDUCERS
+LOSSLESS = ("Full", "StreamingLLM")
 #: the newest tokens are kept bit for bit, -0.0 included
 RECENT = tuple(name for name in OBLIVIOUS if "KIVI" in name)
 #: a key is coded together with those of other tokens, channel by channel: what it decodes to depends on them
@@ -89,7 +92,7 @@ FITTED = {
     **{f"AATC {b:g}": Fitted(lambda text, b=b: reference.AATC.fit(text, b, window=2)) for b in (1.5, 3)},
     "AATC factored groups of 1": Fitted(
         lambda text: reference.AATC.fit(
-            text, 2.3, value_bits=3, scaling="factored", head_group=1, split="uneven", sinks=1
+            text, 2.3, value_bits=3, scaling="factored", head_group=1, split="uneven", sinks=1, window=2
         )
     ),
     "AATC variance": Fitted(
@@ -134,11 +137,33 @@ FITTED = {
             metric="coherent",
         )
     ),
-    "Pipeline AATC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.AATC.fit(text, 4)])),
-    "Pipeline KVTC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.KVTC.fit(text, 4)])),
+    "Pipeline AATC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.AATC.fit(text, 4, window=2)])),
+    "Pipeline KVTC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.KVTC.fit(text, 4, window=2)])),
     "Pipeline PALU": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.PALU.fit(text, 4)])),
     "Pipeline MetricKLT": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.MetricKLT.fit(text, 4)])),
     "Pipeline KVQuant": Fitted(
         lambda text: reference.Pipeline([reference.Full(), reference.KVQuant.fit(text, bits=4)])
     ),
 }
+
+
+#: what leaves fewer tokens, on layers with queries of about 40 tokens; one line each, and test_reducers.py runs on it
+REDUCERS: dict[str, Any] = {
+    "StreamingLLM 12": reference.StreamingLLM(12),
+    "StreamingLLM share": reference.StreamingLLM(0.5, sinks=3),
+    "StreamingLLM window original": reference.StreamingLLM(12, 2, 5, "original"),
+    "StreamingLLM sinks only": reference.StreamingLLM(12, 4, 0),
+    "StreamingLLM no sinks": reference.StreamingLLM(12, 0),
+    "SnapKV 12": reference.SnapKV(12, sinks=2, window=3),
+    "SnapKV max": reference.SnapKV(12, sinks=0, window=4, kernel=3, pooling="max"),
+    "SnapKV share": reference.SnapKV(0.4, window=5, kernel=1),
+    "ScissorHands 12": reference.ScissorHands(12, sinks=2, window=3),
+    "ScissorHands short history": reference.ScissorHands(12, sinks=0, window=0, history=3, drop=0.1),
+    "ScissorHands share": reference.ScissorHands(0.4, sinks=1, window=4, drop=1.0),
+}
+#: they keep tokens as they are, with weight 1
+EVICTORS = tuple(
+    name
+    for name, codec in REDUCERS.items()
+    if isinstance(codec, (reference.StreamingLLM, reference.SnapKV, reference.ScissorHands))
+)
