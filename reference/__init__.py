@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from reference.scissorhands import ScissorHands
     from reference.snapkv import SnapKV
     from reference.streaming_llm import StreamingLLM
+    from reference.token_replay import TokenReplay
     from reference.turboquant import TurboQuant
 
 #: codec id -> its module. A line here makes a codec part of `codecs()` and `decode`; name it above and in __all__ as well.
@@ -56,6 +57,7 @@ _CODECS = {
     "SnapKV": "reference.snapkv",
     "ScissorHands": "reference.scissorhands",
     "MergeReduce": "reference.merge_reduce",
+    "TokenReplay": "reference.token_replay",
     "Pipeline": "reference.pipeline",
 }
 _NAMES = {
@@ -120,6 +122,7 @@ __all__ = [
     "SnapKV",
     "StateMismatch",
     "StreamingLLM",
+    "TokenReplay",
     "TurboQuant",
     "__version__",
     "at_rate",

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from reference.rans import TOTAL, Tables
 from reference.stream import Buffer, Reader
 
-__all__ = ["deflate", "inflate", "range_decode", "range_encode"]
+__all__ = ["TokenDecoder", "TokenEncoder", "deflate", "inflate", "range_decode", "range_encode"]
 
 
 def _constriction() -> Any:
@@ -93,6 +93,67 @@ def range_decode(
     if zlib.crc32(out.astype("<u2").tobytes()) != checksum:
         reader.fail("checksum of the range-coded symbols does not match", start)
     return out
+
+
+class TokenEncoder:
+    """Tokens one by one, each under a law of its own: integer weights (vocabulary,), or None for a uniform one.
+
+    A weight of 0 costs 24 bits: constriction's smallest probability is 2^-24, and every token has at least that.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._uniform = _constriction().stream.model.Uniform(vocabulary)
+        self._encoder = _constriction().stream.queue.RangeEncoder()
+
+    def encode(self, token: int, weights: NDArray[np.int64] | None) -> None:
+        self._encoder.encode(int(token), _law(weights, self._uniform))
+
+    def check(self, bits: int) -> None:
+        """A symbol of `bits` bits that is always 0."""
+        self._encoder.encode(0, _constriction().stream.model.Uniform(1 << bits))
+
+    def words(self) -> bytes:
+        return bytes(self._encoder.get_compressed().astype("<u4").tobytes())
+
+
+class TokenDecoder:
+    """What `TokenEncoder` wrote, from all of a Reader; CorruptStream for what it could not have written, where that shows."""
+
+    def __init__(self, reader: Reader, vocabulary: int) -> None:
+        self._reader, self._start = reader, reader.offset
+        if reader.remaining % 4:
+            reader.fail(f"range-coded words: expected a multiple of 4 bytes, got {reader.remaining}")
+        words = reader.array("<u4", reader.remaining // 4, "range-coded words").astype(np.uint32)
+        self._uniform = _constriction().stream.model.Uniform(vocabulary)
+        self._decoder = self._guarded(lambda: _constriction().stream.queue.RangeDecoder(words))
+
+    def _guarded(self, what: Any) -> Any:
+        try:
+            return what()
+        except (ImportError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as problem:  # a panic of the Rust code is no Exception
+            self._reader.fail(f"range-coded words: {type(problem).__name__} in constriction", self._start)
+
+    def decode(self, weights: NDArray[np.int64] | None) -> int:
+        return int(self._guarded(lambda: self._decoder.decode(_law(weights, self._uniform))))
+
+    def check(self, bits: int, what: str) -> None:
+        """CorruptStream unless the check symbol is 0."""
+        found = self._guarded(lambda: self._decoder.decode(_constriction().stream.model.Uniform(1 << bits)))
+        if found != 0:
+            self._reader.fail(f"{what}: expected 0, got {found}", self._start)
+
+    def end(self) -> None:
+        if not self._guarded(self._decoder.maybe_exhausted):
+            self._reader.fail("range-coded words: some are left over", self._start)
+
+
+def _law(weights: NDArray[np.int64] | None, uniform: Any) -> Any:
+    if weights is None:
+        return uniform
+    # a quotient of two integers below 2^53 is rounded once, the same everywhere
+    return _constriction().stream.model.Categorical(weights / int(weights.sum()), perfect=False)
 
 
 def _runs(tables: NDArray[np.int64]) -> list[tuple[int, int, int]]:
