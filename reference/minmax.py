@@ -20,6 +20,7 @@ Equal numbers come back exactly, zeros as +0. Groups are taken as the columns of
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from reference import packing
 from reference.stream import Part, Reader
-from reference.vectors import Float32, Float64, Scratch
+from reference.vectors import Float32, Float64, Scratch, blocks
 
 __all__ = ["Groups", "Stored", "decode", "encode", "read_scales", "read_zeros", "scale_codes", "scales", "zero_dtype"]
 
@@ -37,7 +38,9 @@ BIAS = 126
 #: z or c s from here on is worked out in units of 4
 WIDE = 125
 LARGEST_CODE = (254 << 8) + 255
-PADDING = 16
+PADDING = 64
+#: so few tokens are decoded with all heads at once
+FEW_TOKENS = 256
 
 Planes = NDArray[np.uint8]
 
@@ -98,23 +101,56 @@ def encode(planes: Float32, bits: int, scratch: Scratch) -> tuple[Float32, NDArr
 
 def decode(codes: Planes, zeros: Float32, stored: NDArray[np.uint16], bits: int, limit: float, out: Float32) -> Float32:
     """Codes (g, n), zeros (n,), codes of scales (n,) -> out (g, n), numbers of magnitude <= limit."""
+    np.copyto(out, codes)
+    plain = _plain_scales(zeros, stored, bits, limit)
+    if plain is not None:
+        np.multiply(out, plain, out=out)
+        return np.add(out, zeros, out=out)
     scale = scales(stored)
     wide = _wide(zeros, scale, bits)
     shift = zeros
     if wide is not None:
         quarter = np.where(wide, np.float32(0.25), np.float32(1))
         shift, scale = zeros * quarter, scale * quarter
-    np.copyto(out, codes)
     with np.errstate(over="ignore"):
         np.multiply(out, scale.astype(np.float32), out=out)
         np.add(out, shift, out=out)
         if wide is not None:
             out *= np.where(wide, np.float32(4), np.float32(1))
     # z <= x^ <= z + L s
-    top = np.abs(zeros) + ((1 << bits) - 1) * scales(stored)
-    if wide is not None or (top.size and float(top.max()) > limit):
-        np.clip(out, -limit, limit, out=out)
+    return np.clip(out, -limit, limit, out=out)
+
+
+def _plain_scales(zeros: Float32, stored: NDArray[np.uint16], bits: int, limit: float) -> Float32 | None:
+    """The scales in float32 where no group is worked out in units of 4 and no number is beyond limit, whatever its code; else None."""
+    most = stored.max(initial=0)
+    if most >= (WIDE - bits + BIAS) << 8:
+        return None
+    magnitude = max(float(zeros.max(initial=0)), -float(zeros.min(initial=0)))
+    if magnitude >= 2.0**WIDE or magnitude + ((1 << bits) - 1) * float(scales(most)) > limit:
+        return None
+    out = (stored.astype(np.uint32) << np.uint32(15)).view(np.float32)
+    out *= np.float32(2)
     return out
+
+
+def expand(rows: NDArray[np.uint8], bits: int, out: Float32, scratch: Scratch) -> None:
+    """Rows of codes of 1, 2, 4 or 8 bits, packed densely in whole bytes -> out (n, d), C-contiguous: each code as a number."""
+    if bits == 8:
+        np.copyto(out, rows)
+    elif bits == 4 and rows.shape[1] % 2 == 0:  # two bytes at a time, as integers first: half the look-ups
+        codes = scratch("row codes", out.shape, np.uint8)
+        np.take(_nibbles(), rows.view(np.uint16), out=codes.view(np.uint32), mode="clip")
+        np.copyto(out, codes)
+    else:
+        packing.look_up(rows, tuple(range(1 << bits)), out)
+
+
+@functools.cache
+def _nibbles() -> NDArray[np.uint32]:
+    """For each two bytes their four codes of 4 bits, one after the other in memory, as one item."""
+    each = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    return np.stack([each & 15, each >> 4], axis=1).reshape(-1).view(np.uint32)
 
 
 def read_zeros(reader: Reader, count: int, dtype: np.dtype[Any], what: str) -> Float32:
@@ -172,6 +208,11 @@ class Groups:
         part = view[..., start:end]
         return np.moveaxis(part.reshape(*part.shape[:-1], (end - start) // size, size), -1, 0)
 
+    def _padded(self, name: str, rows: int, columns: int, dtype: Any) -> NDArray[Any]:
+        """A scratch array whose rows are not a power of two apart: columns of it would share few lines of the processor's cache."""
+        padding = PADDING // np.dtype(dtype).itemsize
+        return self._scratch(name, (rows, columns + padding), dtype)[:, :columns]
+
     def _bytes(self, span: tuple[int, int, int]) -> tuple[int, int, int]:
         """A span among the codes of a row: in bytes where they are packed."""
         start, end, size = (n * self.bits // 8 if self.bytewise else n for n in span)
@@ -209,24 +250,66 @@ class Groups:
     ) -> None:
         """zeros, stored (n, each) and rows of codes, as `Stored.read` gives them -> out (..., dim), n rows of any strides."""
         at, count = 0, len(rows)
+        if self._rowwise(out) and self._decode_rows(zeros, stored, rows, limit, out.reshape(count, self.dim)):
+            return
         for start, end, size in self._spans:
             groups = (end - start) // size
-            codes = self._scratch("group codes", (size, count * groups), np.uint8)
+            codes = self._padded("group codes", size, count * groups, np.uint8)
             low, high, width = self._bytes((start, end, size))
             source = np.moveaxis(rows[:, low:high].reshape(count, groups, width), -1, 0)
             if self.bytewise:
-                packed = self._scratch("packed", source.shape, np.uint8)
-                np.copyto(packed, source)
-                packing.unpack_planes(packed.reshape(width, -1), self.bits, codes)
+                packed = self._padded("packed", width, count * groups, np.uint8)
+                np.copyto(packed.reshape(source.shape), source)
+                packing.unpack_planes(packed, self.bits, codes)
             else:
                 np.copyto(codes.reshape(source.shape), source)
-            # columns a power of two apart would share few lines of the processor's cache
-            planes = self._scratch("planes", (size, count * groups + PADDING), np.float32)[:, : count * groups]
+            planes = self._padded("planes", size, count * groups, np.float32)
             own = slice(at, at + groups)
             decode(codes, zeros[:, own].reshape(-1), stored[:, own].reshape(-1), self.bits, limit, planes)
             target = self._planes(out, (start, end, size))
             target[...] = planes.reshape(target.shape)
             at += groups
+
+    def _rowwise(self, out: NDArray[Any]) -> bool:
+        """Whether rows can be decoded where they are to stand, with no planes."""
+        return self.bits in (1, 2, 4, 8) and self.bytewise and out.dtype == np.float32 and out.flags.c_contiguous
+
+    def _decode_rows(
+        self, zeros: Float32, stored: NDArray[np.uint16], rows: NDArray[np.uint8], limit: float, out: Float32
+    ) -> bool:
+        """`decode` in place, in the order of the rows; False, and nothing done, where a group needs more care than that."""
+        plain = _plain_scales(zeros, stored, self.bits, limit)
+        if plain is None:
+            return False
+        expand(rows, self.bits, out, self._scratch)
+        at = 0
+        for start, end, size in self._spans:
+            groups = (end - start) // size
+            own, numbers = slice(at, at + groups), out[:, start:end].reshape(len(out), groups, size)
+            np.multiply(numbers, plain[:, own, None], out=numbers)
+            np.add(numbers, zeros[:, own, None], out=numbers)
+            at += groups
+        return True
+
+    def decode_tokens(
+        self, zeros: Float32, stored: NDArray[np.uint16], rows: NDArray[np.uint8], limit: float, out: NDArray[Any]
+    ) -> None:
+        """`decode` of token-major rows, tokens x heads of them -> out (heads, tokens, dim)."""
+        heads, tokens, _ = out.shape
+        if tokens < FEW_TOKENS or not self._rowwise(out[0]):
+            for block in blocks(tokens, heads):
+                own = slice(block.start * heads, block.stop * heads)
+                self.decode(zeros[own], stored[own], rows[own], limit, out[:, block].transpose(1, 0, 2))
+            return
+        for head, target in enumerate(out):
+            # token-major: those of a head are every heads-th
+            own_zeros, own_stored, own_rows = (
+                zeros[head::heads].copy(),
+                stored[head::heads].copy(),
+                rows[head::heads].copy(),
+            )
+            for block in blocks(tokens, 1):
+                self.decode(own_zeros[block], own_stored[block], own_rows[block], limit, target[block])
 
 
 class Stored:

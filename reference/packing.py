@@ -9,6 +9,7 @@ group: a byte of the group is the OR of at most a few shifted planes, whatever t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from reference.stream import Reader
 
-__all__ = ["Packer", "group", "pack", "pack_planes", "packed_size", "unpack", "unpack_planes"]
+__all__ = ["Packer", "group", "look_up", "pack", "pack_planes", "packed_size", "unpack", "unpack_planes"]
 
 WIDTHS = range(1, 17)
 #: groups taken at once, so that all planes of a step stay in the cache
@@ -94,6 +95,25 @@ def unpack_planes(packed: NDArray[np.uint8], bits: int, out: Codes) -> None:
                 np.bitwise_or(target[:, i], scratch, out=target[:, i])
         if (i + 1) * bits % 8 or first != last:
             np.bitwise_and(target[:, i], mask, out=target[:, i])
+
+
+@functools.lru_cache(maxsize=16)
+def _words(values: tuple[float, ...]) -> NDArray[Any]:
+    """For each byte the values its codes stand for, one after the other in memory, as one item; codes of 1, 2 or 4 bits."""
+    bits = len(values).bit_length() - 1
+    codes = np.empty((8 // bits, 256), np.uint8)
+    unpack_planes(np.arange(256, dtype=np.uint8)[None], bits, codes)
+    table = np.array(values, np.float32)[np.ascontiguousarray(codes.T)]
+    return table.view(np.dtype((np.void, table.itemsize * table.shape[1])))[:, 0]
+
+
+def look_up(packed: NDArray[np.uint8], values: tuple[float, ...], out: NDArray[np.float32]) -> None:
+    """packed (n, k), codes of 1, 2 or 4 bits, -> out (n, 8 k / bits), C-contiguous: values[code], a whole byte at a time.
+
+    values: one float32 number for each code, 2, 4 or 16 of them.
+    """
+    words = _words(values)
+    np.take(words, packed, out=out.view(words.dtype), mode="clip")
 
 
 def pack(codes: Codes, bits: int) -> bytes:

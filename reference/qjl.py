@@ -132,8 +132,7 @@ class QJL(Codec):
             for block in blocks(shape.tokens, heads):
                 own = slice(block.start * heads, block.stop * heads)
                 plan.decode(bits[own], stored[own], key_limit, keys[:, block].transpose(1, 0, 2))
-                target = values[:, block].transpose(1, 0, 2)
-                groups.decode(zeros[own], scales[own], rows[own], value_limit, target)
+            groups.decode_tokens(zeros, scales, rows, value_limit, values)
         return shape.decoded(keys, values)
 
     def decode_flops(self, stream: bytes) -> int:
@@ -168,13 +167,11 @@ class _Plan:
         np.copyto(wide, n)
         squares = np.vecdot(wide, wide)  # integers below 2^53, exact
         stored = norm_codes(squares, exponent - self._sketch.bits, MANTISSA_BITS)
-        planes = np.matmul(self._sketch.matrix, n.T, out=self._scratch("planes", (self.signs, len(n)), np.float32))
-        bits = np.less(planes, 0, out=self._scratch("bits", planes.shape, np.bool_)).view(np.uint8)
+        rows = np.matmul(n, self._sketch.matrix.T, out=self._scratch("signs", (len(n), self.signs), np.float32))
+        bits: NDArray[Any] = np.less(rows, 0, out=self._scratch("bits", rows.shape, np.bool_))
         if self.bytewise:
-            packed = np.empty((self.signs // 8, len(n)), np.uint8)
-            packing.pack_planes(bits, 1, packed)
-            bits = packed
-        return stored.astype("<u2").tobytes(), bits.T.copy()
+            bits = np.packbits(bits.reshape(-1), bitorder="little")
+        return stored.astype("<u2").tobytes(), bits.reshape(len(n), -1).astype(np.uint8)
 
     def read(self, reader: Reader, rows: int) -> NDArray[np.uint8]:
         """(rows, m / 8) packed signs, or (rows, m) of 0 and 1."""
@@ -184,20 +181,16 @@ class _Plan:
 
     def decode(self, signs: NDArray[np.uint8], stored: NDArray[np.int64], limit: float, out: NDArray[Any]) -> None:
         """Signs as `read` gives them and norm codes (n,) -> out (n / h, h, d)."""
-        bits = self._scratch("bits", (self.signs, len(signs)), np.uint8)
+        ones = self._scratch("signs", (len(signs), self.signs), np.float32)
         if self.bytewise:
-            packed = self._scratch("packed", signs.T.shape, np.uint8)
-            np.copyto(packed, signs.T)
-            packing.unpack_planes(packed, 1, bits)
+            packing.look_up(signs, (1.0, -1.0), ones)
         else:
-            np.copyto(bits, signs.T)
-        ones = self._scratch("planes", bits.shape, np.float32)
-        np.copyto(ones, bits)
-        ones *= np.float32(-2)
-        ones += np.float32(1)
-        # |S^T q| <= 128 m <= 2^20, exact
-        rows = np.matmul(ones.T, self._sketch.matrix, out=self._scratch("rows", (len(signs), self.dim), np.float32))
+            np.copyto(ones, signs)
+            ones *= np.float32(-2)
+            ones += np.float32(1)
+        rows = self._sketch.back(ones, self._scratch("rows", (len(signs), self.dim), np.float32), self._scratch)
         gain = np.sqrt(np.pi / 2) / SIGMA / self.signs * norms(stored, MANTISSA_BITS)
+        # |S^T q| <= 128 m <= 2^20
         gained(rows, gain, 128.0 * self.signs, limit, out)
 
 

@@ -69,6 +69,8 @@ __all__ = ["TurboQuant", "norm_codes", "norms", "points"]
 
 #: cells a unit of the grid on which a cell of many is guessed; in float32 a place below 2^13 is off by less than SLACK cells
 GRID, SLACK = 256, 0.5
+#: vectors whose float64 numbers are worked out at once: they stay in the cache
+ROWS = 256
 
 
 def fraction_bits(dim: int) -> int:
@@ -116,7 +118,15 @@ class _Plan:
         # codes without their sign bit are the positive points, those with it their opposites
         self._signed = np.concatenate([self.points, -self.points]).astype(np.float32)
         # two codes of neighbouring vectors, read as one number: looked up at once, in half the time
-        self._pairs = _pairs(self._signed) if self._signed.size <= 16 else None
+        few = codec.bits <= 4
+        self._pairs = _pairs(self._signed) if few and self._signed.size else None
+        # of "prod": the point that a code with its last bit names, and what that bit says
+        self._turned: Float32 | None = None
+        self._last: tuple[tuple[Float32, NDArray[np.complex64] | None], ...] = ()
+        if self._sketch is not None:
+            signs = np.repeat(np.array([1, -1], np.float32), 1 << self.mse_bits)
+            self._last = tuple((t, _pairs(t) if few else None) for t in (np.tile(self._signed, 2), signs))
+            self._turned = self._turned_sketch(self._sketch) if self._haar is None else None
         # few thresholds are compared with one by one
         self._guess = self._fine_grid() if self.mse_bits >= 6 else None
         self._scratch = Scratch()
@@ -224,20 +234,31 @@ class _Plan:
 
     # -- codes to vectors ----------------------------------------------------------------------------------------------
 
+    def _turned_sketch(self, sketch: Sketch) -> Float32 | None:
+        """S M, so that M S^T q = (S M)^T q is one product; None where float32 does not hold all its partial sums."""
+        turned = self._exact.forward(sketch.matrix).T
+        most = np.abs(turned).sum(axis=0, dtype=np.float64).max()
+        return np.ascontiguousarray(turned) if most <= hadamard.EXACT else None
+
     def _values(self, codes: NDArray[np.uint8]) -> Float32:
         """p of codes (d, n): the points they name, with their signs, in units of 2^-f."""
-        planes = self._scratch("planes", codes.shape, np.float32)
-        if self._pairs is not None and codes.shape[1] % 2 == 0 and codes.flags.c_contiguous:
-            np.take(self._pairs, codes.view(np.uint16), out=planes.view(self._pairs.dtype), mode="clip")
+        return self._looked_up("planes", codes, self._signed, self._pairs)
+
+    def _looked_up(
+        self, name: str, codes: NDArray[np.uint8], table: Float32, pairs: NDArray[np.complex64] | None
+    ) -> Float32:
+        planes = self._scratch(name, codes.shape, np.float32)
+        if pairs is not None and codes.shape[1] % 2 == 0 and codes.flags.c_contiguous:
+            np.take(pairs, codes.view(np.uint16), out=planes.view(pairs.dtype), mode="clip")
         else:
-            np.take(self._signed, codes, out=planes, mode="clip")
+            np.take(table, codes, out=planes, mode="clip")
         return planes
 
     def decode(self, codes: NDArray[np.uint8], stored: NDArray[np.int64], limit: float, out: NDArray[Any]) -> None:
         """Planes of codes (d, n) and norm codes (n, 1 or 2) -> out (n / h, h, d): float32 numbers of magnitude <= limit (float64 for "haar")."""
         every = norms(stored, self.mantissa_bits)
         if self._sketch is not None:
-            out[...] = self._decode_prod(codes, every, limit).reshape(out.shape)
+            self._decode_prod(codes, every, limit, out)
         elif self._haar is not None:
             gain = every[:, 0] / (2.0**self.fraction_bits * np.sqrt(self.dim))
             rows = (self._haar.T @ self._values(codes)).T * gain[:, None]
@@ -252,27 +273,50 @@ class _Plan:
         gain = norm / (float(1 << self.fraction_bits) * self.dim * np.sqrt(float(self._exact.m)))
         gained(rows, gain, self._exact.row_sum * float(self.points[-1]), limit, out)
 
-    def _decode_prod(self, codes: NDArray[np.uint8], every: Float64, limit: float) -> NDArray[Any]:
-        """Both terms exact in integers, then each times its gain and their sum in float64."""
+    def _decode_prod(self, codes: NDArray[np.uint8], every: Float64, limit: float, out: NDArray[Any]) -> None:
+        """Both terms exact in integers, then each times its gain and their sum in float64; rounded once to float32."""
         assert self._sketch is not None
-        ones = np.where(codes >> (self.bits - 1) != 0, np.float32(-1), np.float32(1))
-        terms = [(np.matmul(self._sketch.matrix.T, ones), np.sqrt(np.pi / 2) / SIGMA / self.dim * every[:, -1])]
+        points, signs = self._last
+        q = self._looked_up("planes", codes, *signs)
+        gains = [np.sqrt(np.pi / 2) / SIGMA / self.dim * every[:, -1]]
         if self.mse_bits:
-            p = np.take(self._signed, codes & ((1 << self.mse_bits) - 1), mode="clip")
-            terms.insert(0, (p, every[:, 0] / (2.0**self.fraction_bits * np.sqrt(float(self.dim)))))
-        rows = np.zeros((codes.shape[1], self.dim))
-        for planes, gain in terms:
-            if self._haar is not None:
-                rows += (self._haar.T @ planes).T * gain[:, None]
-            else:
-                # S^T q is below 2^24 but M S^T q need not be, where the dimension is large
-                exact = float(np.abs(planes).max(initial=0.0)) * self._exact.row_sum <= hadamard.EXACT
-                turned = self._exact.inverse(planes if exact else planes.astype(np.float64))
-                rows += turned * (gain / np.sqrt(float(self._exact.gain2)))[:, None]
-        if self._haar is None:
-            rows *= self._signs
-            rows = np.clip(rows, -limit, limit).astype(np.float32)
-        return np.clip(rows, -limit, limit) + rows.dtype.type(0)
+            gains.insert(0, every[:, 0] / (2.0**self.fraction_bits * np.sqrt(float(self.dim))))
+        if self._haar is not None:
+            total = np.zeros((codes.shape[1], self.dim))
+            p = [self._looked_up("points", codes, *points)] if self.mse_bits else []
+            for planes, gain in zip([*p, np.matmul(self._sketch.matrix.T, q)], gains):
+                total += (self._haar.T @ planes).T * gain[:, None]
+            out[...] = (np.clip(total, -limit, limit) + 0.0).reshape(out.shape)
+            return
+        if self._turned is not None:
+            turned = [np.matmul(q.T, self._turned, out=self._scratch("turned", q.T.shape, np.float32))]
+        else:
+            # S^T q is below 2^24, M S^T q need not be
+            turned = [self._exact.inverse(np.matmul(self._sketch.matrix.T, q).astype(np.float64))]
+        if self.mse_bits:
+            turned.insert(0, self._exact.inverse(self._looked_up("planes", codes, *points), self._scratch))
+        gains = [gain / np.sqrt(float(self._exact.gain2)) for gain in gains]
+        # |M S^T q| <= 128 d L
+        bounds = [self._exact.row_sum * float(self.points[-1])] if self.mse_bits else []
+        bounds.append(128.0 * self.dim * self._exact.row_sum)
+        beyond = sum(bound * float(gain.max(initial=0)) for bound, gain in zip(bounds, gains)) > limit
+        single = self._scratch("x^", (len(every), self.dim), np.float32)
+        for start in range(0, len(every), ROWS):
+            rows = slice(start, start + ROWS)
+            total, term = (self._scratch(name, single[rows].shape, np.float64) for name in ("total", "term"))
+            for number, (integers_, gain) in enumerate(zip(turned, gains)):
+                np.copyto(term, integers_[rows])
+                np.multiply(term, gain[rows, None], out=term if number else total)
+                if number:
+                    total += term
+            if beyond:
+                np.clip(total, -limit, limit, out=total)
+            np.copyto(single[rows], total, casting="same_kind")
+            single[rows] *= self._signs
+        if beyond:  # a number may have been rounded up
+            np.clip(single, -limit, limit, out=single)
+        single += np.float32(0)
+        out[...] = single.reshape(out.shape)
 
 
 def _pairs(values: Float32) -> NDArray[np.complex64]:

@@ -35,7 +35,7 @@ from reference.kept import MOST_TOKENS
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import REDUCERS, Atoms, reduce_atoms
 from reference.merge_reduce.tree import Buckets
-from reference.reducer import Reducer, budget, check_keep, parts_of, split_budget
+from reference.reducer import Reducer, budget, check_finite, check_keep, chosen, parts_of, split_budget
 from reference.shape import Shape
 from reference.stream import Part
 
@@ -68,7 +68,7 @@ class MergeReduce(Reducer):
     queries: int = 256
     seed: int = 0
 
-    streaming = True
+    streaming = True  # not where keep is a share
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
@@ -83,11 +83,13 @@ class MergeReduce(Reducer):
             if value is not None:
                 whole(name, value, least, most)
         arguments.seed(self.seed)
+        object.__setattr__(self, "streaming", not isinstance(self.keep, float))
         object.__setattr__(self, "needs", frozenset() if self.reducer == "random" else frozenset({"queries"}))
 
     def reduce(self, layer: Layer) -> Decoded:
+        check_finite(layer)
         if budget(self.keep, layer.tokens) == layer.tokens:
-            return Decoded.exact(layer)
+            return chosen(layer, [np.arange(layer.tokens)] * layer.kv_heads)
         heads = [self._head(layer, kv, budget(self.keep, layer.tokens)) for kv in range(layer.kv_heads)]
         for kv, head in enumerate(heads):
             head.push(_atoms(layer.keys[kv], layer.values[kv], layer.positions))
@@ -99,7 +101,7 @@ class MergeReduce(Reducer):
 
     def start(self, layer: Layer) -> Appender:
         if isinstance(self.keep, float):
-            raise ValueError(f"keep: expected a number of tokens to append to, got the share {self.keep}")
+            raise TypeError(f"appender: expected keep to be a number of tokens, got the share {self.keep}")
         return _Growing(self, layer)
 
 

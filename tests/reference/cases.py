@@ -160,6 +160,9 @@ REDUCERS: dict[str, Any] = {
     "ScissorHands 12": reference.ScissorHands(12, sinks=2, window=3),
     "ScissorHands short history": reference.ScissorHands(12, sinks=0, window=0, history=3, drop=0.1),
     "ScissorHands share": reference.ScissorHands(0.4, sinks=1, window=4, drop=1.0),
+    **{f"MergeReduce {name}": reference.MergeReduce(12, name, sinks=2, window=3) for name in reference.merge_reduce.REDUCERS},
+    "MergeReduce leaves of 16": reference.MergeReduce(12, "random", sinks=0, window=0, block=16),
+    "MergeReduce share": reference.MergeReduce(0.4, "refit", sinks=1, window=4),
 }
 #: they keep tokens as they are, with weight 1
 EVICTORS = tuple(

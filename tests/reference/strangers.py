@@ -290,3 +290,52 @@ def encode_polar(x, level_bits, tables, seed, side):
         codes.append(own)
         q = above
     return [norm_code(v / (m * d), e - a, 7) for v in q], codes
+
+
+# -- reducers ------------------------------------------------------------------------------------------------------------
+
+
+def positions_of(part, count):
+    width, first = part.take(1)[0], part.zigzag()
+    assert width in (0, 1, 2, 4, 8) and first >= 0
+    out = [first + i for i in range(count)] if width == 0 else [first]
+    while len(out) < count:
+        out.append(out[-1] + int.from_bytes(part.take(width), "little"))
+    return out
+
+
+def log_weights_of(part, form, counts):
+    """Log-weights of part "kept" behind its positions, head by head."""
+    total = sum(counts)
+    if form == 0:
+        flat = [0.0] * total
+    elif form == 1:
+        table = [number(part.take(4), 2) for _ in range(part.varint())]
+        bits = (len(table) - 1).bit_length()
+        codes = bits_of(part.take(-(-total * bits // 8)), bits, total) if bits else [0] * total
+        flat = [table[code] for code in codes]
+    else:
+        flat = [number(part.take(4), 2) for _ in range(total)]
+    return [flat[sum(counts[:h]) : sum(counts[: h + 1])] for h in range(len(counts))]
+
+
+def decode_reduced(stream):
+    """{"keys", "values": [head][token][channel], "positions", "log_weights": [head][token]} of a stream of StreamingLLM, SnapKV, ..."""
+    _, _, (first, common, kept, keys, values) = read(stream)
+    heads, tokens, d, dv, key_kind, value_kind = shape(first)
+    assert first.data[first.at :] == b"\0\0"
+    flags = kept.take(1)[0]
+    form = flags >> 1
+    assert form < 3 and bool(flags & 1) == bool(common.data)
+    if flags & 1:
+        positions = [positions_of(common, common.varint())] * heads
+    else:
+        positions = [positions_of(kept, kept.varint()) for _ in range(heads)]
+    counts = [len(own) for own in positions]
+    assert max(counts) <= tokens and heads * max(counts) <= 64 * sum(counts)
+    out = {"positions": positions, "log_weights": log_weights_of(kept, form, counts)}
+    for name, part, dim, kind in (("keys", keys, d, key_kind), ("values", values, dv, value_kind)):
+        size = TYPES[kind][1]
+        out[name] = [[[number(part.take(size), kind) for _ in range(dim)] for _ in range(n)] for n in counts]
+    assert all(part.at == len(part.data) for part in (common, kept, keys, values))
+    return out

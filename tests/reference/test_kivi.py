@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvtheory
 import reference
-from reference import minmax, stream
+from reference import minmax, packing, stream
 from reference.vectors import Scratch
 from tests.reference import strangers
 from tests.reference.independent import bits_of
@@ -349,3 +349,45 @@ def test_on_the_sample_cache():
             errors.append(error)
             assert bits + 1 < held < bits + 1 + 13 / 4
         assert errors[0] > 4 * errors[1] > 0
+
+
+# -- short cuts are short cuts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize("tokens", [3, 300])
+@pytest.mark.parametrize(("dim", "group"), [(64, 32), (64, 64), (40, 16), (24, 8), (12, 4), (4, 4)])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_rows_are_decoded_as_the_formula_has_it(bits, dim, group, tokens, dtype):
+    # c s has at most 17 bits, so that one rounding is all there is, here and there
+    rng = np.random.default_rng(bits)
+    heads, groups = 3, minmax.Groups(dim, group, bits, np.dtype(dtype))
+    zeros = rng.standard_normal((tokens * heads, groups.each)).astype(np.float32)
+    stored = minmax.scale_codes(1 + 2 * rng.exponential(size=zeros.shape), bits)
+    codes = rng.integers(0, 1 << bits, (tokens * heads, dim), np.uint8)
+    rows = codes
+    if groups.bytewise:
+        rows = np.frombuffer(packing.pack(codes, bits), np.uint8).reshape(tokens * heads, -1)
+    out = np.full((heads, tokens, dim), np.nan, dtype)
+    groups.decode_tokens(zeros, stored, rows, 2.5, out)  # some numbers are beyond
+    free = np.full_like(out, np.nan)
+    groups.decode_tokens(zeros, stored, rows, 1e4, free)
+    place = np.arange(dim) // group
+    exact = codes * minmax.scales(stored)[:, place] + zeros[:, place].astype(np.float64)
+    expected = exact.astype(np.float32).reshape(tokens, heads, dim).transpose(1, 0, 2)
+    assert np.abs(expected).max() > 2.5
+    assert np.array_equal(free, expected.astype(dtype))
+    assert np.array_equal(out, np.clip(expected, -2.5, 2.5).astype(dtype))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_one_huge_group_takes_its_block_off_the_short_cut(bits):
+    rng = np.random.default_rng(bits)
+    keys = rng.standard_normal((2, 600, 16)).astype(np.float32)
+    huge = keys.copy()
+    huge[1, 300, :8] = np.linspace(-LARGEST, LARGEST, 8)
+    codec = reference.KIVI(bits, group=8, window=8)
+    plain, found = (codec.decode(codec.encode(kvtheory.Layer(keys, values))).values for values in (keys, huge))
+    assert np.abs(found[1, 300, :8] - huge[1, 300, :8].astype(np.float64)).max() <= 1.01 * LARGEST / ((1 << bits) - 1)
+    found[1, 300, :8] = plain[1, 300, :8]
+    assert np.array_equal(found, plain)

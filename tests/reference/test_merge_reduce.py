@@ -303,7 +303,7 @@ def test_an_appender_holds_few_tokens():
     held = growing.held()
     assert held.keys.shape[1] <= 2 + 6 + 16 * (np.log2(400 / 16) + 2)
     np.testing.assert_allclose(np.exp(held.log_weights).sum(axis=1), 400, rtol=2e-6)
-    with pytest.raises(ValueError, match=r"keep: .*number of tokens.*0\.5"):
+    with pytest.raises(TypeError, match=r"keep .*number of tokens.*0\.5"):
         MergeReduce(0.5, "random").appender(own)
 
 

@@ -100,3 +100,14 @@ def test_wrong_arguments_are_refused():
         packing.pack(np.array([0.5]), 3)
     with pytest.raises(CorruptStream, match="expected 2 bytes"):
         packing.unpack(b"\0", 3, 4)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_codes_looked_up_are_codes_unpacked(bits):
+    rng = np.random.default_rng(bits)
+    packed = rng.integers(0, 256, (37, 3), np.uint8)
+    values = rng.standard_normal(1 << bits).astype(np.float32)
+    out = np.full((37, 24 // bits), np.nan, np.float32)
+    packing.look_up(packed, tuple(values.tolist()), out)
+    codes = packing.unpack(packed.tobytes(), out.size, bits).reshape(out.shape)
+    assert np.array_equal(out, values[codes])

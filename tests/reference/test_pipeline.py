@@ -20,7 +20,7 @@ from tests.reference.cases import OBLIVIOUS
 from tests.reference.strategies import DTYPES, layer, text
 from tests.reference.test_codec import same
 from tests.reference.test_fitted import attempt
-from tests.reference.test_hostile import mutant
+from tests.reference.alterations import mutant
 
 Pipeline = reference.Pipeline
 

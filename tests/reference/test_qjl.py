@@ -11,7 +11,8 @@ import kvtheory
 import reference
 from kvtheory.statistics import mean_interval
 from reference import minmax, stream
-from reference.sketch import SIGMA, _edges, _entries, sketch
+from reference.sketch import PAIR, SIGMA, Sketch, _edges, _entries, _paired, sketch
+from reference.vectors import Scratch
 from tests.reference import strangers
 from tests.reference.independent import bits_of
 from tests.reference.strategies import layer, layers
@@ -228,3 +229,28 @@ def test_on_the_sample_cache(bits):
     for own in kvtheory.sample_cache():
         _, held, error = reference.roundtrip(reference.QJL(bits), own)
         assert bits < held < max(bits, 2) + 1 and np.isfinite(error)
+
+
+# -- short cuts are short cuts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rows, dim", [(1, 1), (6, 3), (8, 2), (128, 128), (256, 128), (1024, 128), (24, 1), (1024, 1024)]
+)
+def test_two_sums_in_one_number_are_both_exact(rows, dim):
+    s = sketch(5, "test_qjl back", rows, dim)
+    assert (s.paired is None) == (dim % 2 == 1)
+    rng = np.random.default_rng(rows)
+    # the signs of each column of S, too: its sums are the largest
+    q = np.concatenate([rng.choice([-1.0, 1.0], (50, rows)), np.where(s.matrix.T < 0, -1.0, 1.0)]).astype(np.float32)
+    found = s.back(q, np.full((len(q), dim), np.nan, np.float32), Scratch())
+    assert np.array_equal(found, q.astype(np.float64) @ s.matrix.astype(np.float64))
+
+
+def test_rows_of_a_sketch_are_taken_so_that_no_sum_passes_its_place():
+    everywhere = np.full((300, 4), 100, np.float32)
+    paired, step = _paired(everywhere)
+    assert step * 100 < PAIR / 2 <= 2 * step * 100
+    s = Sketch(everywhere, 8, (paired, step))
+    q = np.ones((2, 300), np.float32)
+    assert np.array_equal(s.back(q, np.empty((2, 4), np.float32), Scratch()), np.full((2, 4), 30000))

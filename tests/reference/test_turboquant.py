@@ -15,7 +15,8 @@ import reference
 from kvtheory import quantization
 from kvtheory.statistics import mean_interval
 from reference import hadamard, vectors
-from reference.turboquant import fraction_bits, norm_codes, norms, points
+from reference.sketch import SIGMA
+from reference.turboquant import _Plan, fraction_bits, norm_codes, norms, points
 from tests.reference import independent
 from tests.reference.strategies import DIMS, layer, layers
 
@@ -366,3 +367,35 @@ def test_decode_flops_counts_butterflies():
     haar = reference.TurboQuant(3, rotation="haar")
     assert haar.decode_flops(haar.encode(own)) == rows * (128 * (256 + 1) + 96 * (192 + 1))
     assert reference.Full().decode_flops(reference.Full().encode(own)) == 0
+
+
+# -- short cuts are short cuts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [float(np.finfo(np.float32).max), 1.0])
+@pytest.mark.parametrize("bits", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("dim", [1, 6, 48, 128])
+def test_prod_is_decoded_as_the_formula_has_it(dim, bits, limit):
+    plan = _Plan(reference.TurboQuant(bits, kind="prod"), "key", dim)
+    rng = np.random.default_rng(dim)
+    vectors_ = 301 if bits == 2 else 300
+    codes = rng.integers(0, 1 << bits, (dim, vectors_)).astype(np.uint8)
+    stored = rng.integers(250 << plan.mantissa_bits, 262 << plan.mantissa_bits, (vectors_, plan.norms_each))
+    m, s = plan._exact.matrix(), plan._sketch.matrix.astype(np.float64)
+    q = np.where(codes >> (bits - 1), -1.0, 1.0)
+    every = norms(stored, plan.mantissa_bits)
+    root = np.sqrt(float(plan._exact.gain2))
+    expected = (m.T @ (s.T @ q)).T * (np.sqrt(np.pi / 2) / SIGMA / dim * every[:, -1] / root)[:, None]
+    if bits > 1:
+        p = plan._signed[codes & ((1 << (bits - 1)) - 1)].astype(np.float64)
+        gain = every[:, 0] / (2.0**plan.fraction_bits * np.sqrt(float(dim))) / root
+        expected = (m.T @ p).T * gain[:, None] + expected
+    expected = np.clip(expected * plan._signs, -limit, limit).astype(np.float32)
+    out = np.full((vectors_, 1, dim), np.nan, np.float32)
+    plan.decode(codes, stored, limit, out)
+    assert np.array_equal(out[:, 0], expected)
+    assert plan._turned is not None
+    plan._turned = None  # as where S M has too large sums
+    again = np.full_like(out, np.nan)
+    plan.decode(codes, stored, limit, again)
+    assert np.array_equal(again, out)

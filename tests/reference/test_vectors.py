@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import reference
-from kvtheory.layer import Layer, Rope
 from reference import entropy_coding, packing, rans
 from reference.rans import Tables
 from reference.stream import Reader
+from reference.vectors import largest
 from tests.reference import independent, stranger_kvquant, stranger_transform, strangers
 from tests.vectors import fitted, make
 
@@ -39,16 +39,7 @@ def test_valid_streams_decode_to_the_same_bits(path):
 @pytest.mark.parametrize("path", VALID, ids=lambda p: p.stem)
 def test_valid_streams_are_written_with_the_same_bytes(path):
     case = load(path)
-    layers = [
-        Layer(
-            make.unarray(one["keys"]),
-            make.unarray(one["values"]),
-            positions=make.unarray(one["positions"]),
-            index=one["index"],
-            rope=Rope.from_json(one["rope"]) if "rope" in one else None,
-        )
-        for one in case["inputs"]
-    ]
+    layers = [make.input_layer(one) for one in case["inputs"]]
     if "inputs_give" in case:
         pytest.skip("its stream was made another way")
     if "state" in case:
@@ -70,8 +61,8 @@ def test_a_stranger_with_the_document_reads_the_same(path):
     stranger = independent.decode(bytes.fromhex(case["stream"]))
     for side in ("keys", "values"):
         golden = make.unarray(case["decoded"][0][side])
-        with np.errstate(over="ignore"):
-            found = np.array(stranger[side], np.float32).reshape(golden.shape).astype(golden.dtype)
+        found = np.array(stranger[side], np.float32).reshape(golden.shape)
+        found = np.clip(found, -largest(golden.dtype), largest(golden.dtype)).astype(golden.dtype)
         assert found.tobytes() == golden.tobytes()
     assert stranger["positions"] == make.unarray(case["decoded"][0]["positions"])[0].tolist()
 
@@ -118,6 +109,41 @@ def test_a_stranger_reads_transform_coders(path):
             assert np.array(read, np.float64).reshape(golden.shape).astype(golden.dtype).tobytes() == golden.tobytes()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [p for p in VALID if p.stem.startswith(("streaming-", "snapkv-", "scissorhands-", "reduced-"))],
+    ids=lambda p: p.stem,
+)
+def test_a_stranger_reads_reducers(path):
+    """Plain Python numbers, tests/reference/strangers.py; positions and log-weights included."""
+    case = load(path)
+    if len(case["decoded"]) > 1:
+        return
+    found, (decoded,) = strangers.decode_reduced(bytes.fromhex(case["stream"])), case["decoded"]
+    kept = make.unarray(decoded["kept"])
+    assert [len(own) for own in found["positions"]] == kept.tolist()
+    for field in ("keys", "values", "positions", "log_weights"):
+        golden = make.unarray(decoded[field])
+        for h, n in enumerate(kept):
+            read = np.array(found[field][h], np.int64 if field == "positions" else np.float64).reshape(
+                golden[h, :n].shape
+            )
+            assert read.astype(golden.dtype).tobytes() == golden[h, :n].tobytes()
+            padding = {"positions": -1, "log_weights": -np.inf}.get(field, 0)
+            assert (golden[h, n:] == padding).all()
+
+
+def test_vectors_reach_what_they_are_for():
+    """The largest number of binary32 in float64, and zeros of both signs in float16."""
+    for stem, at_most in (("turboquant-2-float64-limits", True), ("turboquant-prod-2-float64-limits", True), ("turboquant-2-float16-underflow", False), ("turboquant-prod-3-float16-underflow", False)):  # fmt: skip
+        keys = make.unarray(load(make.HERE / "valid" / f"{stem}.json")["decoded"][0]["keys"])
+        if at_most:
+            assert (keys == np.finfo(np.float32).max).any() and (np.abs(keys) <= np.finfo(np.float32).max).all()
+            continue
+        assert {bool(sign) for sign in np.signbit(keys[keys == 0])} == {False, True}
+        assert (np.abs(keys) == 65504).any() and (np.abs(keys) == 2.0**-24).any()
+
+
 @pytest.mark.parametrize("path", INVALID, ids=lambda p: p.stem)
 def test_invalid_streams_stay_refused(path):
     case = load(path)
@@ -139,6 +165,9 @@ def test_there_are_vectors_for_every_codec():
         "PALU",
         "MetricKLT",
         "KVTC",
+        "StreamingLLM",
+        "SnapKV",
+        "ScissorHands",
     }
     assert len(VALID) == len(make.valid()) + len(fitted.valid())
     assert len(INVALID) == len(make.invalid()) + len(fitted.invalid())

@@ -1,4 +1,4 @@
-"""Golden vectors of codecs with a state, and of pipelines; `tests.vectors.make` writes them."""
+"""Golden vectors of codecs with a state, of pipelines, and of what the files beside it add; `tests.vectors.make` writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import kvtheory
 import reference
 from kvtheory.layer import Decoded
 from reference import stream
-from tests.vectors import transform
+from tests.vectors import reducers, transform
 from tests.vectors.make import layer
 
 
@@ -55,7 +55,7 @@ def valid() -> dict[str, tuple[Any, ...]]:
         ("pipeline-kvquant-kept-by-head", coded, reduced),
     ):
         out[name] = (codec, own, stream.write(codec._header(stream.Kind.LAYER), [codec._parts([own], [left])]))
-    return {**out, **transform.valid()}
+    return {**out, **transform.valid(), **reducers.valid()}
 
 
 def kept(keys: Any, values: Any, positions: list[list[int]], log_weights: list[list[float]]) -> Decoded:
@@ -161,4 +161,4 @@ def invalid() -> dict[str, tuple[bytes, str, bytes]]:
         "two layers, where one follows",
         b"",
     )
-    return {**out, **transform.invalid()}
+    return {**out, **transform.invalid(), **reducers.invalid()}

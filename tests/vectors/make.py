@@ -3,7 +3,8 @@
 Each case is one JSON file, all that another implementation needs: the stream (hex), and what it must give.
 
     valid/NAME.json      "stream", "inputs" (what was encoded), "codec", "parameters", "decoded"; arrays are {"dtype", "shape", "hex"},
-                         little-endian, C order; "state" where the codec has one, "inputs_give" where the stream has another origin
+                         little-endian, C order; "state" where the codec has one, "inputs_give" where the stream has another origin;
+                         inputs have "queries" and "query_positions" (null: all tokens are seen) where the codec asks for them
     invalid/NAME.json    "stream", "error" (CorruptStream or StateMismatch), "offset", "why"; "state" where one is given
     rans.json            symbols, tables, contexts, block, lanes -> payload
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 import kvtheory
 import reference
-from kvtheory.layer import Decoded, Layer
+from kvtheory.layer import Decoded, Layer, Rope
 from reference import entropy_coding, packing, rans, stream
 from reference.rans import Tables
 
@@ -50,6 +51,22 @@ def hard(dim: int) -> Layer:
     return Layer(rows, -rows[:, :, ::-1])
 
 
+def limits(dim: int) -> Layer:
+    """float64 rows near the largest number of binary32, which what is decoded may not exceed, and below its least normal one."""
+    rows = np.stack(
+        [np.full(dim, np.finfo(np.float32).max), numbers(97, dim) * 2.0**127 / 2, numbers(98, dim) * 2.0**-140]
+    )
+    rows[1, 3] = -np.finfo(np.float32).max
+    return Layer(rows[None].astype(np.float64), -rows[None, :, ::-1])
+
+
+def underflow(dim: int) -> Layer:
+    """float16 rows of the smallest subnormal number: what is decoded is rounded to them, and to zeros of either sign."""
+    rows = np.zeros((1, 3, dim), np.float16)
+    rows[0, 0, 1], rows[0, 1, ::3], rows[0, 2] = 2.0**-24, -(2.0**-24), 65504 * np.where(np.arange(dim) % 3, 1, -1)
+    return Layer(rows, -rows[:, :, ::-1])
+
+
 def valid() -> dict[str, tuple[Any, Any]]:
     """name -> (codec, layer or list of layers)."""
     turbo = reference.TurboQuant
@@ -72,6 +89,14 @@ def valid() -> dict[str, tuple[Any, Any]]:
         "turboquant-3-hard": (turbo(3, seed=1), hard(16)),
         "turboquant-8-hard": (turbo(8), hard(12)),
         "turboquant-prod-3-hard": (turbo(3, seed=2, kind="prod"), hard(8)),
+        # codes name b - 1 bits, and norms take the 4 bytes of b
+        "turboquant-prod-7-d16": (turbo(7, seed=7, kind="prod"), layer(57, 1, 2, 16, 6)),
+        # sketches of 25 and 9 entries: the high half of the last word is not used
+        "turboquant-prod-2-d5": (turbo(2, kind="prod"), layer(59, 1, 3, 5, 3, "bfloat16")),
+        "turboquant-2-float64-limits": (turbo(2), limits(16)),
+        "turboquant-prod-2-float64-limits": (turbo(2, kind="prod"), limits(16)),
+        "turboquant-2-float16-underflow": (turbo(2), underflow(16)),
+        "turboquant-prod-3-float16-underflow": (turbo(3, kind="prod"), underflow(8)),
     }
     for bits in range(1, 9):
         out[f"turboquant-{bits}-d16"] = (turbo(bits, seed=bits), layer(30 + bits, 1, 3, 16, 8))
@@ -196,6 +221,34 @@ def unarray(record: dict[str, Any]) -> Any:
     return raw.astype(raw.dtype.newbyteorder("=")).view(dtype).reshape(record["shape"])
 
 
+def input_record(one: Layer, with_queries: bool) -> dict[str, Any]:
+    record = {
+        "keys": array(one.keys),
+        "values": array(one.values),
+        "positions": array(one.positions),
+        "index": one.index,
+        **({} if one.rope is None else {"rope": one.rope.to_json()}),
+    }
+    if with_queries:
+        places = one.query_positions
+        record |= {"queries": array(one.queries), "query_positions": None if places is None else array(places)}
+    return record
+
+
+def input_layer(record: dict[str, Any]) -> Layer:
+    """The layer of an `input_record`."""
+    places = record.get("query_positions")
+    return Layer(
+        unarray(record["keys"]),
+        unarray(record["values"]),
+        unarray(record["queries"]) if "queries" in record else None,
+        positions=unarray(record["positions"]),
+        index=record["index"],
+        rope=Rope.from_json(record["rope"]) if "rope" in record else None,
+        query_positions=None if places is None else unarray(places),
+    )
+
+
 def decoded_record(decoded: Decoded) -> dict[str, Any]:
     return {
         "keys": array(decoded.keys),
@@ -261,16 +314,7 @@ def main() -> None:
                 "stream": made.hex(),
                 **({"state": codec.state.hex()} if codec.state else {}),
                 **({"inputs_give": "another stream"} if given else {}),
-                "inputs": [
-                    {
-                        "keys": array(one.keys),
-                        "values": array(one.values),
-                        "positions": array(one.positions),
-                        "index": one.index,
-                        **({} if one.rope is None else {"rope": one.rope.to_json()}),
-                    }
-                    for one in layers
-                ],
+                "inputs": [input_record(one, "queries" in codec.needs) for one in layers],
                 "decoded": [decoded_record(one) for one in (decoded if isinstance(decoded, list) else [decoded])],
             },
         )
