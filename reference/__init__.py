@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from reference.palu import PALU
     from reference.pipeline import Pipeline
     from reference.polarquant import PolarQuant
+    from reference.prefix_store import PrefixStore
+    from reference.predictive_delta import PredictiveDelta
     from reference.qjl import QJL
     from reference.rates import AtRate, at_rate, held_bits, roundtrip
     from reference.scissorhands import ScissorHands
@@ -58,6 +60,8 @@ _CODECS = {
     "ScissorHands": "reference.scissorhands",
     "MergeReduce": "reference.merge_reduce",
     "TokenReplay": "reference.token_replay",
+    "PrefixStore": "reference.prefix_store",
+    "PredictiveDelta": "reference.predictive_delta",
     "Pipeline": "reference.pipeline",
 }
 _NAMES = {
@@ -92,6 +96,7 @@ _MODULES = (
     "packing",
     "parameters",
     "places",
+    "prefix_store",
     "rans",
     "rates",
     "reducer",
@@ -117,6 +122,7 @@ __all__ = [
     "MetricKLT",
     "PALU",
     "PolarQuant",
+    "PrefixStore",
     "QJL",
     "ScissorHands",
     "SnapKV",

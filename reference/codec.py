@@ -191,7 +191,8 @@ class Codec(abc.ABC):
         if header.digest != self._digest:
             written, held = _state_name(header.digest), _state_name(self._digest)
             raise StateMismatch(f"{self.codec_id}: the stream was written with {written}, given is {held}")
-        wanted = (Kind.CACHE,) if self.scope == "cache" else (Kind.LAYER, Kind.LAYERS)
+        alone = {"cache": (Kind.CACHE,), "sessions": (Kind.SESSIONS,)}
+        wanted = alone.get(self.scope, (Kind.LAYER, Kind.LAYERS))
         if header.kind not in wanted:
             raise CorruptStream(f"kind: expected {wanted[0].name}, got {header.kind.name}", len(stream.MAGIC) + 1)
         # a fitted codec's parameters are part of its state, whose digest matched

@@ -75,7 +75,7 @@ def read_predictor(parts: list[Reader]) -> tuple[Any, bytes]:
     kind = _KINDS[name]
     start = head.offset
     count = head.u8("count of the predictor's numbers")
-    wanted = {"TokenTable": 1, "EmbeddingLinear": 1, "SmallerModel": 4, "TopK": 1, "FullVocabulary": 1}.get(name, 0)
+    wanted = {"TokenTable": 2, "EmbeddingLinear": 1, "SmallerModel": 4, "TopK": 1, "FullVocabulary": 1}.get(name, 0)
     if count != wanted:
         head.fail(f"numbers of {name}: expected {wanted}, got {count}", start)
     start = head.offset
@@ -84,7 +84,9 @@ def read_predictor(parts: list[Reader]) -> tuple[Any, bytes]:
     fitted = issubclass(kind, _Fitted)
     if (0 in sizes) if fitted else any(sizes):
         head.fail(f"sizes of {name}: expected {'none' if fitted else 'all'} to be 0, got {sizes}", start)
-    if (name in ("TopK", "FullVocabulary", "SmallerModel") and 0 in numbers) or (name in ("TokenTable", "EmbeddingLinear") and numbers[0] > 1):
+    if (name in ("TopK", "FullVocabulary", "SmallerModel") and 0 in numbers) or (
+        name in ("TokenTable", "EmbeddingLinear") and numbers[0] > 1
+    ):
         head.fail(f"numbers of {name}: got {numbers}", start)
     ropes = _read_ropes(head, sizes[0], sizes[2])
     start = head.offset
@@ -125,10 +127,14 @@ def _read_fitted(
         ids = body.array("<i4", rows, "token ids").astype(np.int32)
         if rows and (int(ids[0]) < 0 or (np.diff(ids.astype(np.int64)) <= 0).any()):
             body.fail("token ids: expected them to ascend from 0 or above", start)
-        return kind(sizes, ropes, ids, _floats(body, (rows, width), "means"), _floats(body, (width,), "mean"), GIVEN[numbers[0]])
+        return kind(
+            sizes, ropes, ids, _floats(body, (rows, width), "means"), _floats(body, (width,), "mean"), GIVEN[numbers[0]]
+        )
     if name == "EmbeddingLinear":
         rows = body.varint("width of the embeddings", most=body.remaining)
-        return kind(sizes, ropes, _floats(body, (rows, width), "matrix"), _floats(body, (width,), "offset"), GIVEN[numbers[0]])
+        return kind(
+            sizes, ropes, _floats(body, (rows, width), "matrix"), _floats(body, (width,), "offset"), GIVEN[numbers[0]]
+        )
     if name == "LayerLinear":
         count = sum((rows + 1) * columns for rows, columns in kind.shapes(sizes))
         return kind(sizes, ropes, _floats(body, (count,), "maps"))

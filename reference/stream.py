@@ -56,12 +56,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """What a body holds: one layer; a sequence of layers, each coded alone; layers coded together; the state of a codec."""
+    """What a body holds: one layer; a sequence of layers, each coded alone; layers coded together; the state of a codec; sessions."""
 
     LAYER = 0
     LAYERS = 1
     CACHE = 2
     STATE = 3
+    SESSIONS = 4
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,34 @@ on this text; other texts are other sweeps.
     compare.at_equal_rate(summary, [2, 2.5], baseline="AATC")
 """
 
-from reference.compare.equal_rate import EQUAL_RATE_COLUMNS, Curve, EqualRate, write_equal_rates
+from reference.compare.equal_rate import (
+    EQUAL_KEPT_COLUMNS,
+    EQUAL_RATE_COLUMNS,
+    Curve,
+    EqualRate,
+    write_equal_kept,
+    write_equal_rates,
+)
 from reference.compare.fitted import Calibration, FittedCodec, calibration, fit, refuse_same_work, usable
 from reference.compare.sources import DTYPES, Source, Split, divide, source
 from reference.compare.specs import Spec, specs
-from reference.compare.summary import Point, Summary, at_equal_rate, at_held_bits, error_curves, picture, summarise
+from reference.compare.summary import (
+    Point,
+    Summary,
+    at_equal_kept,
+    at_equal_rate,
+    at_held_bits,
+    error_curves,
+    picture,
+    summarise,
+)
 from reference.compare.tables import COLUMNS, TIMING_COLUMNS, host, write
 from reference.compare.tasks import codecs_at, measure, plan
 
 __all__ = [
     "COLUMNS",
     "DTYPES",
+    "EQUAL_KEPT_COLUMNS",
     "EQUAL_RATE_COLUMNS",
     "TIMING_COLUMNS",
     "Calibration",
@@ -50,6 +67,7 @@ __all__ = [
     "Spec",
     "Split",
     "Summary",
+    "at_equal_kept",
     "at_equal_rate",
     "at_held_bits",
     "calibration",
@@ -67,5 +85,6 @@ __all__ = [
     "summarise",
     "usable",
     "write",
+    "write_equal_kept",
     "write_equal_rates",
 ]

@@ -1,6 +1,8 @@
-"""Codecs at equal held bits: log2 of the error interpolated between two measured rates, its ratio to a baseline with a paired interval.
+"""Codecs at equal held bits or kept tokens: log2 of the error interpolated between two points, its ratio to a baseline with a paired interval.
 
     log2 e(r) = (1 - t) log2 e_1 + t log2 e_2,   t = (r - r_1) / (r_2 - r_1),   r_1 <= r <= r_2 neighbours among a curve's held rates
+
+r: held bits per number, or log2 of the share of tokens that is kept (or allowed), since errors fall like a power of it.
 
 A curve is one codec with one set of options. Nothing is extrapolated: outside a curve's rates there is no number, and `why` says what was
 measured. The same formula in every replicate of the bootstrap gives the intervals; replicates of two curves stand on the same segments.
@@ -20,16 +22,36 @@ from numpy.typing import NDArray
 
 from kvtheory import files
 from kvtheory.statistics import Interval, expanded_percentiles
-from reference.compare.specs import specs
+from reference.compare.specs import POINT, specs
 
-__all__ = ["EQUAL_RATE_COLUMNS", "Curve", "EqualRate", "at_rates", "baseline_of", "knots", "row", "write_equal_rates"]
+__all__ = [
+    "EQUAL_KEPT_COLUMNS",
+    "EQUAL_RATE_COLUMNS",
+    "UNITS",
+    "Curve",
+    "EqualRate",
+    "at_rates",
+    "baseline_of",
+    "kept_row",
+    "knots",
+    "row",
+    "write_equal_kept",
+    "write_equal_rates",
+]
 
 Float = NDArray[np.float64]
 Row = dict[str, Any]
 
 
+#: what the places on an axis are called
+UNITS = {"bits": "bits per number", "kept": "of the tokens kept", "budget": "of the tokens as budget"}
+
+
 class Curve(NamedTuple):
-    """One codec with one set of options, by held rate. logs, replicates: log2 of its measure, (points,) and (points, draws)."""
+    """One codec with one set of options, by held rate. logs, replicates: log2 of its measure, (points,) and (points, draws).
+
+    axis: what `held` is, ascending: "bits" held per number, "kept": share of the tokens that is left, "budget": share that may be left.
+    """
 
     label: str
     codec: str
@@ -39,6 +61,7 @@ class Curve(NamedTuple):
     amortised: Sequence[float]
     logs: Float
     replicates: Float
+    axis: str = "bits"
 
     def missing(self, held_bits: float) -> str:
         """Why there is no number at a held rate; empty where there is one."""
@@ -48,7 +71,7 @@ class Curve(NamedTuple):
                 if len(self.held) > 1
                 else f"at {self.held[0]:.4g} only,"
             )
-            return f"was measured {ends} bits per number"
+            return f"was measured {ends} {UNITS[self.axis]}"
         pair = list(self._pair(held_bits))
         if not (np.isfinite(self.logs[pair]).all() and np.isfinite(self.replicates[pair]).all()):
             return "has an error of 0 there, which has no logarithm"
@@ -64,8 +87,10 @@ class Curve(NamedTuple):
         if why := self.missing(held_bits):
             raise ValueError(f"held_bits: {self.label} {why}, got {held_bits:g}")
         below, above = self._pair(held_bits)
-        width = self.held[above] - self.held[below]
-        return below, above, (held_bits - self.held[below]) / width if width else 0.0
+        x0, x1, x = (
+            r if self.axis == "bits" else float(np.log2(r)) for r in (self.held[below], self.held[above], held_bits)
+        )
+        return below, above, (x - x0) / (x1 - x0) if x1 != x0 else 0.0
 
     def at(self, held_bits: float) -> tuple[float, Float]:
         """log2 at a held rate and its replicates (draws,)."""
@@ -79,6 +104,7 @@ class EqualRate:
     """A curve at a held rate. measure: "attention" (layers), "attention by head", "kl", "perplexity"; error: its value, ratio: over the baseline's.
 
     below, above: (nominal, held) bits of the two points between which it lies. why: what is missing where error or ratio is None.
+    axis: as of Curve; where it is not "bits", held_bits, below and above are shares of the tokens.
     """
 
     measure: str
@@ -93,6 +119,7 @@ class EqualRate:
     baseline: str | None = None
     ratio: Interval | None = None
     why: str = ""
+    axis: str = "bits"
 
 
 def at_rates(
@@ -119,7 +146,7 @@ def at_rates(
         for curve in curves:
             fixed: Row = {
                 "measure": measure, "label": curve.label, "codec": curve.codec, "parameters": dict(curve.parameters), "held_bits": held,
-                "baseline": baseline,
+                "baseline": baseline, "axis": curve.axis,
             }  # fmt: skip
             if why := curve.missing(held):
                 found.append(EqualRate(**fixed, why=why))
@@ -166,9 +193,7 @@ def baseline_of(text: str, among: Sequence[tuple[str, str, Mapping[str, Any]]]) 
             return label
     stated = json.loads(json.dumps(found[0].options, default=repr))
     close = [
-        label
-        for label, parameters in own
-        if all(parameters.get(k) == v for k, v in stated.items() if k not in ("bits", "seed"))
+        label for label, parameters in own if all(parameters.get(k) == v for k, v in stated.items() if k not in POINT)
     ]
     if len(close) == 1:
         return close[0]
@@ -176,13 +201,9 @@ def baseline_of(text: str, among: Sequence[tuple[str, str, Mapping[str, Any]]]) 
 
 
 def same_curve(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether parameters differ in the nominal bits and the seed at most."""
+    """Whether parameters differ in nominal bits, `keep` and seed at most."""
     own, its = (
-        {
-            name: value
-            for name, value in json.loads(json.dumps(dict(p), default=repr)).items()
-            if name not in ("bits", "seed")
-        }
+        {name: value for name, value in json.loads(json.dumps(dict(p), default=repr)).items() if name not in POINT}
         for p in (one, other)
     )
     return bool(own == its)
@@ -202,7 +223,7 @@ EQUAL_RATE_COLUMNS: dict[str, tuple[str, bool, str]] = {
     ),
     "label": ("string", False, "codec with the options that are not its defaults"),
     "codec": ("string", False, "codec id"),
-    "parameters": ("string", False, "constructor arguments but bits and seed, JSON with sorted names"),
+    "parameters": ("string", False, "constructor arguments but bits, keep and seed, JSON with sorted names"),
     "target_bits": ("double", False, "held bits per number at which the codecs are compared"),
     "below_bits": ("double", True, "held bits of the point below"),
     "above_bits": ("double", True, "held bits of the point above"),
@@ -229,7 +250,7 @@ def row(one: EqualRate, about: Mapping[str, Any]) -> Row:
     """As a row of equal-rate.parquet; about: model, text, cache, prefix, layers."""
     error, ratio = one.error or (None,) * 4, one.ratio or (None,) * 4
     below, above = one.below or (None, None), one.above or (None, None)
-    parameters = {k: v for k, v in one.parameters.items() if k not in ("bits", "seed")}
+    parameters = {k: v for k, v in one.parameters.items() if k not in POINT}
     return {
         **about,
         "measure": one.measure,
@@ -254,12 +275,41 @@ def row(one: EqualRate, about: Mapping[str, Any]) -> Row:
     }
 
 
+#: equal-kept.parquet: name -> (type of pyarrow, may be null, meaning)
+EQUAL_KEPT_COLUMNS: dict[str, tuple[str, bool, str]] = {
+    **{n: EQUAL_RATE_COLUMNS[n] for n in ("model", "text", "cache", "prefix", "layers", "measure", "label", "codec", "parameters")},
+    "axis": ("string", False, "budget: share of the tokens that the codec may keep; kept: share that it keeps, mean over layers and heads"),
+    "target": ("double", False, "share at which the codecs are compared"),
+    "below": ("double", True, "share of the point below"),
+    "above": ("double", True, "share of the point above"),
+    **{n: EQUAL_RATE_COLUMNS[n] for n in ("error", "error_low", "error_high", "baseline", "ratio", "ratio_low", "ratio_high", "level", "why")},
+}  # fmt: skip
+
+
+def kept_row(one: EqualRate, about: Mapping[str, Any]) -> Row:
+    """As a row of equal-kept.parquet; about: as `row`."""
+    own = row(one, about)
+    places = {"axis": one.axis, "target": one.held_bits, "below": own["below_bits"], "above": own["above_bits"]}
+    return {name: places[name] if name in places else own[name] for name in EQUAL_KEPT_COLUMNS}
+
+
+def write_equal_kept(folder: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[Path, Path]:
+    """equal-kept.parquet and equal-kept.json in `folder`, each whole or not at all."""
+    return _write(folder, "equal-kept", EQUAL_KEPT_COLUMNS, rows)
+
+
 def write_equal_rates(folder: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[Path, Path]:
     """equal-rate.parquet and equal-rate.json in `folder`, each whole or not at all."""
+    return _write(folder, "equal-rate", EQUAL_RATE_COLUMNS, rows)
+
+
+def _write(
+    folder: str | os.PathLike[str], name: str, columns: Mapping[str, tuple[str, bool, str]], rows: Sequence[Row]
+) -> tuple[Path, Path]:
     from reference.compare.tables import parquet
 
-    paths = Path(folder) / "equal-rate.parquet", Path(folder) / "equal-rate.json"
-    parquet(paths[0], EQUAL_RATE_COLUMNS, rows)
+    paths = Path(folder) / f"{name}.parquet", Path(folder) / f"{name}.json"
+    parquet(paths[0], columns, rows)
     with files.replacing(paths[1]) as scratch:
         scratch.write_text(json.dumps(list(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return paths

@@ -1,8 +1,8 @@
-"""The data of the figures "transform-pareto" and "ablation" for one source, as figures.book reads them."""
+"""The data of the figures "kept-pareto", "transform-pareto" and "ablation" for one source, as figures.book reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from kvtheory.statistics import Interval
 from reference.compare.equal_rate import EqualRate, at_rates, baseline_of, knots
 from reference.compare.summary import Summary, error_curves
 
-__all__ = ["ablation", "transform_pareto"]
+__all__ = ["ablation", "kept_pareto", "transform_pareto"]
 
 
 def transform_pareto(summary: Summary, baseline: str | None) -> dict[str, Any]:
@@ -42,6 +42,35 @@ def transform_pareto(summary: Summary, baseline: str | None) -> dict[str, Any]:
             }
         )
     return {**_about(summary), "baseline": base.label if base is not None else None, "curves": drawn}
+
+
+def kept_pareto(
+    summary: Summary, on_model: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Error, KL and passkey against the share of tokens that is kept, of codecs with a `keep`. on_model: points of figure "pareto"."""
+    points = [
+        {
+            "label": p.label, "budget": p.keep, "kept": p.kept, "error": p.error.estimate, "low": p.error.low, "high": p.error.high,
+            "held_bits": p.held_bits,
+        }
+        for p in summary.points if p.keep is not None and p.kept is not None
+    ]  # fmt: skip
+    its_runs = [
+        {
+            "label": p["label"], "budget": p["keep"], "kept": p["kept"], "error": p["error"], "low": p["low"], "high": p["high"],
+            "held_bits": p["held_bits"], "perplexity": p["perplexity"], "plain_perplexity": p["plain_perplexity"],
+        }
+        for p in on_model if p["keep"] is not None and p["kept"] is not None
+    ]  # fmt: skip
+    its_keys = [
+        {
+            "label": f["label"], "budget": f["keep"], "kept": f["kept"], "question": f["question"], "samples": f["samples"],
+            "right": f["right"], "log2_p": f["log2_p"], "full_log2_p": f["full_log2_p"], "loss_bits": f["loss_bits"],
+            "held_bits": f["held_bits"],
+        }
+        for f in found if f["keep"] is not None
+    ]  # fmt: skip
+    return {**_about(summary), "points": points, "on_model": its_runs, "passkey": its_keys}
 
 
 def ablation(summary: Summary, equal: Sequence[EqualRate]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import kvtheory
 from kvtheory.layer import Cache, Layer
 
-__all__ = ["DTYPES", "Source", "Split", "divide", "open_cache", "source"]
+__all__ = ["DTYPES", "Source", "Split", "as_dtype", "divide", "open_cache", "source"]
 
 #: element types that a prefix can be cast to before it is coded
 DTYPES = ("float16", "bfloat16", "float32")
@@ -128,14 +128,22 @@ def divide(layer: Layer, split: Split) -> tuple[Layer, Layer]:
         keys=layer.keys[:, before], values=layer.values[:, before], positions=layer.positions[before],
         queries=layer.queries[:, held], query_positions=None, extras={},
     )  # fmt: skip
-    dtype = _dtype(split.dtype)
-    with np.errstate(over="ignore"):  # found as inf, with its place, by Layer
-        coded = judged.replace(
-            keys=judged.keys.astype(dtype), values=judged.values.astype(dtype), extras=extras,
+    coded = as_dtype(
+        judged.replace(
+            extras=extras,
             queries=layer.queries[:, own] if own.size else None,
             query_positions=layer.query_positions[own] if own.size else None,
-        )  # fmt: skip
+        ),
+        split.dtype,
+    )  # fmt: skip
     return coded, judged
+
+
+def as_dtype(layer: Layer, dtype: str) -> Layer:
+    """With keys and values as the element type that is coded, one of DTYPES."""
+    as_type = _dtype(dtype)
+    with np.errstate(over="ignore"):  # found as inf, with its place, by Layer
+        return layer.replace(keys=layer.keys.astype(as_type), values=layer.values.astype(as_type))
 
 
 def _dtype(name: str) -> Any:

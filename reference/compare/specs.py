@@ -20,7 +20,10 @@ from typing import Any
 from reference import parameters
 from reference.codec import Codec, codec_class
 
-__all__ = ["Spec", "options_at", "specs"]
+__all__ = ["POINT", "Spec", "options_at", "specs"]
+
+#: parameters that make the points of one curve: nominal bits or kept tokens, and draws of one codec
+POINT = ("bits", "keep", "seed")
 
 _TOKEN = re.compile(r"""\s*(?:([(),=|])|'([^']*)'|"([^"]*)"|([^\s(),=|'"]+))""")
 _WORDS: Mapping[str, Any] = {"True": True, "true": True, "False": False, "false": False, "None": None}
@@ -46,9 +49,9 @@ class Spec:
         return self.name + (f"({', '.join(f'{k}={v}' for k, v in self.options.items())})" if self.options else "")
 
     def curve(self) -> dict[str, Any]:
-        """All parameters but the nominal bits and the seed, as rows have them: what makes a curve one."""
+        """All parameters but nominal bits, `keep` and seed, as rows have them: what makes a curve one."""
         own = json.loads(json.dumps(self.codec(**self.options).parameters, default=repr))
-        return {name: value for name, value in own.items() if name not in ("bits", "seed")}
+        return {name: value for name, value in own.items() if name not in POINT}
 
 
 def specs(text: str | Iterable[str]) -> list[Spec]:

@@ -6,23 +6,26 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
 from reference.codec import codec_class
-from reference.compare.equal_rate import Curve, EqualRate, at_rates, baseline_of
+from reference.compare.equal_rate import UNITS, Curve, EqualRate, at_rates, baseline_of
+from reference.compare.specs import POINT
 
 __all__ = [
     "Point",
     "Summary",
+    "at_equal_kept",
     "at_equal_rate",
     "at_held_bits",
     "error_curves",
     "labels",
     "picture",
+    "place",
     "summarise",
     "without_seed",
 ]
@@ -36,7 +39,9 @@ class Point:
     """A codec at one nominal rate on one source.
 
     error: geometric mean of the layers' errors (and over seeds). head_error: alike over all KV heads of all layers. by_layer: index ->
-    error, geometric mean over seeds. held_bits: of all layers; amortised_bits: with the state shared by the table's layers.
+    error, geometric mean over seeds. held_bits: of all layers; amortised_bits: with the state shared by the table's layers. keep: the
+    codec's, tokens or a share of them; kept: share of the tokens that is left, mean over layers and KV heads (None in files that do not
+    say); law: the queries that it was given.
     """
 
     codec: str
@@ -49,6 +54,9 @@ class Point:
     error: Interval
     head_error: Interval
     by_layer: Mapping[int, float]
+    keep: int | float | None = None
+    kept: float | None = None
+    law: str = "prompt"
 
 
 @dataclass(frozen=True)
@@ -89,9 +97,10 @@ def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0, draws: in
 
 
 def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, draws: int) -> Summary:
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["codec"], without_seed(row), row["state"]), []).append(row)
+        law = row.get("law", "prompt")  # older files have no such column
+        groups.setdefault((row["codec"], without_seed(row), row["state"], law), []).append(row)
     names = list(groups)
     units, numerators, denominators = _tensor(groups, lambda r: r["head"] is None)
     by_layer = bootstrap_ratios(numerators, denominators, level, seed=seed, draws=draws)
@@ -100,7 +109,7 @@ def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, dra
     with np.errstate(divide="ignore"):  # an error of 0
         logs = np.log(numerators.sum(axis=2)) - np.log(denominators.sum(axis=2))
     points = []
-    for p, (name, label) in enumerate(zip(names, labels(names))):
+    for p, (name, label) in enumerate(zip(names, labels([(codec, said, state) for codec, said, state, _ in names]))):
         own = list({(r["layer"], r["seed"]): r for r in groups[name]}.values())
         numbers = sum(r["numbers"] for r in own)
         held = sum(r["held_bits"] * r["numbers"] for r in own) / numbers
@@ -108,7 +117,7 @@ def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, dra
         points.append(
             Point(
                 codec=name[0],
-                label=label,
+                label=label if name[3] == "prompt" else f"{label}, oracle",
                 parameters=json.loads(name[1]),
                 bits=own[0]["bits"],
                 held_bits=held,
@@ -120,6 +129,9 @@ def _summary(key: tuple[Any, ...], rows: list[Row], level: float, seed: int, dra
                     layer: float(np.exp(np.mean([logs[p, u] for u, unit in enumerate(units) if unit[0] == layer])))
                     for layer in layers
                 },
+                keep=json.loads(name[1]).get("keep"),
+                kept=float(np.mean([r["kept"] for r in own])) if "kept" in own[0] else None,
+                law=name[3],
             )
         )
     one = {r["segment"]: r["queries"] for r in rows if r["layer"] == layers[0]}
@@ -148,7 +160,7 @@ def without_seed(row: Row) -> str:
 
 
 def _tensor(
-    groups: Mapping[tuple[str, str, str], list[Row]], wanted: Callable[[Row], bool]
+    groups: Mapping[tuple[str, ...], list[Row]], wanted: Callable[[Row], bool]
 ) -> tuple[list[tuple[int, int, int]], Float, Float]:
     """Units (layer, head or -1, number of the seed) that all points share; numerators and denominators (points, units, segments).
 
@@ -182,7 +194,7 @@ def _tensor(
 def labels(names: Sequence[tuple[str, str, str]]) -> list[str]:
     """Names of points (codec, parameters as JSON, state): the parameters that are not the codec's defaults, and the state where only it differs.
 
-    Bits are left out: they make the points of one curve. Of a codec that is not known, the parameters in which its points differ.
+    Bits and `keep` are left out: they make the points of one curve. Of a codec that is not known, the parameters in which its points differ.
     """
     found = []
     for codec, parameters, state in names:
@@ -191,15 +203,17 @@ def labels(names: Sequence[tuple[str, str, str]]) -> list[str]:
         if usual is None:
             others = [json.loads(p) for c, p, _ in names if c == codec]
             said = [
-                f"{k}={_short(own[k])}" for k in own if k != "bits" and len({json.dumps(p.get(k)) for p in others}) > 1
+                f"{k}={_short(own[k])}"
+                for k in own
+                if k not in POINT and len({json.dumps(p.get(k)) for p in others}) > 1
             ]
         else:
             said = [
                 f"{k}={_short(own[k])}"
                 for k in _in_order(own, usual)
-                if k != "bits" and (k not in usual or own[k] != usual[k])
+                if k not in ("bits", "keep") and (k not in usual or own[k] != usual[k])
             ]
-        if sum((c, p) == (codec, parameters) for c, p, _ in names) > 1:
+        if len({s for c, p, s in names if (c, p) == (codec, parameters)}) > 1:
             said.append(f"state={state[:6]}")
         found.append(codec + (f"({', '.join(said)})" if said else ""))
     return found
@@ -239,20 +253,69 @@ def at_held_bits(summary: Summary, label: str, held_bits: float) -> tuple[float,
     return own[label].at(held_bits)
 
 
-def error_curves(summary: Summary, over: str = "layers") -> list[Curve]:
-    """The curves of a summary; over: "layers" or "heads", what their geometric means are over."""
+def error_curves(summary: Summary, over: str = "layers", axis: str = "bits") -> list[Curve]:
+    """The curves of a summary; over: "layers" or "heads", what their geometric means are over.
+
+    axis: "bits" held; "kept", share of the tokens that is left; "budget", the share that `keep` allows. On the last two, curves of what
+    has a `keep` only.
+    """
     if over not in ("layers", "heads"):
         raise ValueError(f'over: expected "layers" or "heads", got {over!r}')
+    if axis not in UNITS:
+        raise ValueError(f"axis: expected one of {', '.join(UNITS)}, got {axis!r}")
     boot = summary.bootstrap if over == "layers" else summary.head_bootstrap
     found = []
-    for label, own in summary.curves().items():
+    for label, group in summary.curves().items():
+        at = {i: place(summary.points[i], axis, summary.prefix) for i in group}
+        own = sorted((i for i in group if at[i] is not None), key=lambda i: at[i] or 0.0)
+        if not own:
+            continue
         points = [summary.points[i] for i in own]
         found.append(
             Curve(
-                label, points[0].codec, points[0].parameters, [p.held_bits for p in points], [p.bits for p in points],
-                [p.amortised_bits for p in points], boot.log_estimates[own] / np.log(2), boot.log_replicates[own] / np.log(2),
+                label, points[0].codec, points[0].parameters, [at[i] or 0.0 for i in own], [p.bits for p in points],
+                [p.amortised_bits for p in points], boot.log_estimates[own] / np.log(2), boot.log_replicates[own] / np.log(2), axis,
             )
         )  # fmt: skip
+    return found
+
+
+class Placed(Protocol):
+    """What has a place on every axis."""
+
+    @property
+    def held_bits(self) -> float: ...
+    @property
+    def keep(self) -> int | float | None: ...
+    @property
+    def kept(self) -> float | None: ...
+
+
+def place(point: Placed, axis: str, tokens: int) -> float | None:
+    """Where a point stands on an axis; None for what has no `keep` on the axes of tokens. budget: min(1, keep / tokens) of an int."""
+    if axis == "bits":
+        return point.held_bits
+    if point.keep is None:
+        return None
+    if axis == "kept":
+        return point.kept
+    return point.keep if isinstance(point.keep, float) else min(1.0, point.keep / tokens)
+
+
+def at_equal_kept(
+    summary: Summary, shares: Sequence[float], baseline: str | None = None, over: str = "layers"
+) -> list[EqualRate]:
+    """Every codec with a `keep` at each share of the tokens, over the codec that `baseline` names: at that budget, then at that many kept.
+
+    A codec may leave fewer tokens than it is allowed (atoms of weight 0; evictions of several at once). At equal budget it is compared as it
+    is; at equal kept tokens log2 of its error is interpolated in log2 of what it left, never extrapolated.
+    """
+    found = []
+    for axis in ("budget", "kept"):
+        curves = error_curves(summary, over, axis)
+        label = None if baseline is None else baseline_of(baseline, [(c.label, c.codec, c.parameters) for c in curves])
+        measure = "attention" if over == "layers" else "attention by head"
+        found += at_rates(curves, shares, measure, summary.segments, summary.bootstrap.level, label)
     return found
 
 
@@ -290,6 +353,9 @@ def picture(summary: Summary) -> dict[str, Any]:
                 "label": p.label,
                 "parameters": dict(p.parameters),
                 "bits": p.bits,
+                "keep": p.keep,
+                "kept": p.kept,
+                "law": p.law,
                 "held_bits": p.held_bits,
                 "amortised_bits": p.amortised_bits,
                 "state_bytes": p.state_bytes,

@@ -47,12 +47,22 @@ COLUMNS: dict[str, tuple[str, bool, str]] = {
     "state_bytes": ("int64", False, "bytes of the fitted state, which serves any number of streams"),
     "amortised_bits": ("double", False, "held_bits + 8 state_bytes / numbers of all layers of this cache in the table"),
     "window": ("int32", True, "sliding window of the layer where shorter than the text; null: none"),
+    "kept": ("double", False, "tokens left of each KV head (of this one, or their mean) / tokens coded"),
+    "law": (
+        "string",
+        False,
+        "queries that the codec was given: prompt, or held-out (an oracle: those that it is judged by)",
+    ),
 }
 
 #: timings.parquet: a row a task; what does not repeat is here and nowhere else
 TIMING_COLUMNS: dict[str, tuple[str, bool, str]] = {
     **{name: COLUMNS[name] for name in ("model", "text", "cache", "codec", "parameters", "bits", "seed")},
-    "task": ("string", False, "fit: of a codec; attention: one layer's error; model: the model's own next tokens"),
+    "task": (
+        "string",
+        False,
+        "fit: of a codec; attention: one layer's error; model: the model's own next tokens; passkey: a sample of it",
+    ),
     "layers": ("string", False, "indices of the layers of the task"),
     "seconds": ("double", False, "of reading, coding, decoding and measuring in the worker"),
     "cpu": ("string", False, "of the machine that wrote this file; workers of a cluster may be others"),
@@ -86,7 +96,7 @@ def write(folder: str | os.PathLike[str], rows: Sequence[Row], timings: Sequence
 
 def _identity(row: Row) -> tuple[Any, ...]:
     """One codec on one cache."""
-    return tuple(row[name] for name in ("cache", "prefix", "held", "dtype", "codec", "parameters", "state"))
+    return tuple(row[name] for name in ("cache", "prefix", "held", "dtype", "codec", "parameters", "state", "law"))
 
 
 def host() -> Row:

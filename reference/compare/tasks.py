@@ -19,7 +19,10 @@ from reference.compare.fitted import FittedCodec, nominal
 from reference.compare.sources import Source, Split, divide, open_cache
 from reference.compare.specs import Spec, options_at, specs
 
-__all__ = ["Coded", "carried", "codecs_at", "measure", "plan", "task_key", "through_bytes"]
+__all__ = ["LAWS", "Coded", "carried", "codecs_at", "kept_shares", "measure", "plan", "task_key", "through_bytes"]
+
+#: whose queries a codec is given
+LAWS = ("prompt", "held-out")
 
 Row = dict[str, Any]
 Float = NDArray[np.float64]
@@ -54,13 +57,18 @@ def plan(
     *,
     layers: Sequence[int] | None = None,
     split: Split | None = None,
+    law: str = "prompt",
 ) -> list[Task]:
     """One task for each codec and layer of each source (for a codec of scope "cache": for all layers together), layer by layer.
 
     layers: indices in the model, default all. split: default Split(), shortened to what a source has (`Split.within`).
+    law: the queries that a codec is given: "prompt", those of the tokens that it codes; "held-out", the very ones that it is judged by, which
+    no receiver has: an oracle, to see what better queries could bring.
     ValueError for codecs of scope "sessions", equal codecs, layers that are not there, layers without queries to hold out, and needs of a
     codec that a layer cannot meet.
     """
+    if law not in LAWS:
+        raise ValueError(f"law: expected one of {', '.join(LAWS)}, got {law!r}")
     if not sources or not codecs:
         raise ValueError("sources, codecs: expected at least one of each")
     for codec in codecs:
@@ -83,9 +91,9 @@ def plan(
         ]
         tasks += [
             Task(
-                task_key(one, codec, indices, its),
+                {**task_key(one, codec, indices, its), "law": law},
                 measure,
-                (one.path, one.digest, {i: one.layers[i] for i in indices}, carried(codec, indices), its),
+                (one.path, one.digest, {i: one.layers[i] for i in indices}, carried(codec, indices), its, law),
             )
             for codec, indices in units
         ]
@@ -176,6 +184,19 @@ def _energies(layer: Layer, outputs: Float) -> Float:
     return np.einsum("pmD,pmD->pm", every, every)
 
 
+def _asked(layer: _Prepared, law: str) -> Layer:
+    """What a codec is given, with the queries of `law`."""
+    if law == "prompt":
+        return layer.coded
+    return layer.coded.replace(queries=layer.judged.queries, query_positions=None)
+
+
+def kept_shares(decoded: Decoded, tokens: int) -> list[float]:
+    """Share of a layer's tokens that is left: mean over its KV heads, then of each."""
+    shares = decoded.kept / tokens
+    return [float(shares.mean()), *shares.tolist()]
+
+
 class Coded(NamedTuple):
     """A layer after its way through bytes, with the size of the stream that holds it and the numbers in that stream."""
 
@@ -202,10 +223,12 @@ def through_bytes(codec: Codec | FittedCodec, layers: Sequence[Layer]) -> list[C
     return found
 
 
-def measure(path: str, digest: str, layers: Mapping[int, int], codec: Codec | FittedCodec, split: Split) -> list[Row]:
+def measure(
+    path: str, digest: str, layers: Mapping[int, int], codec: Codec | FittedCodec, split: Split, law: str = "prompt"
+) -> list[Row]:
     """Encode, decode, measure: a row for each layer (index -> number in the cache), part (the layer, its KV heads) and segment."""
     prepared = [_prepared(path, digest, number, split) for number in layers.values()]
-    coded = through_bytes(codec, [layer.coded for layer in prepared])
+    coded = through_bytes(codec, [_asked(layer, law) for layer in prepared])
     rows = []
     for index, layer, its in zip(layers, prepared, coded, strict=True):
         wrong = _energies(layer.judged, attention.head_outputs(layer.judged, its.decoded) - layer.outputs)
@@ -213,6 +236,7 @@ def measure(path: str, digest: str, layers: Mapping[int, int], codec: Codec | Fi
         denominators = np.add.reduceat(layer.energies, layer.starts, axis=1)
         if not denominators.all():
             raise ValueError(f"layer {index}: expected attention outputs that are not all 0 in every segment")
+        kept = kept_shares(its.decoded, layer.coded.tokens)
         rows += [
             {
                 "layer": index,
@@ -227,6 +251,7 @@ def measure(path: str, digest: str, layers: Mapping[int, int], codec: Codec | Fi
                 "held_bits": 8 * its.stream_bytes / its.stream_numbers,
                 "state_bytes": codec.state_bytes,
                 "window": layer.window,
+                "kept": kept[part],
             }
             for part in range(numerators.shape[0])
             for segment in range(split.segments)
