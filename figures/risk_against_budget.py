@@ -9,8 +9,9 @@ from figures import style as styles
 NAME = "risk-against-budget"
 CAPTION = (
     "Squared error of the summary's barycentre, relative to iid sampling (tr Σ/K = 1, dashed), against the number K of tokens kept; a "
-    "panel for each synthetic kind and head measured, n tokens each. Lines: means over the seeds that the legend counts, of sampling "
-    "without replacement, the plain cube walk and the spectral walk; small marks: the single runs of the walks. Black: the proved bound "
+    "panel for each synthetic kind and head measured, n tokens each, from one token to all of them: at K = n (dotted) the cache itself is left and every error is 0. Lines: means over the seeds that the legend counts, of sampling "
+    "without replacement, the plain cube walk and the spectral walk; small marks: the single runs of the walks. Thin: the exact law of sampling, (n − K)/(n − 1). Dotted black, where it is not 0: the floor under the linear risk of any K own "
+    "tokens, n λ (1/K − 1/n), λ the least eigenvalue but the one of the mean: what cannot be compressed. Black: the proved bound "
     "2·tailₘ/(K − 2m) on the mean of the spectral walk, at its best m; grey: the rate of the paper, tail at K/3 over K, without a "
     "constant. At the smallest K a walk can lie above sampling, and this violates nothing: hardly any direction is protected there (best m 0 "
     "or 1), so the bound itself is near twice iid sampling; and a mean of few walks spreads about as widely as the single marks."
@@ -49,6 +50,9 @@ def draw(results: dict[str, Any], style: str) -> Any:
     )
     handles: dict[str, Any] = {}
     for axes, (head, own) in zip(panels.flat, heads.items()):
+        own.sort(key=lambda c: c["K"])
+        everything = own
+        own = [c for c in own if c["K"] < c["n"]]
         K = [c["K"] for c in own]
         for i, (field, label) in enumerate(_WALKS):
             look = styles.look(i)
@@ -67,10 +71,19 @@ def draw(results: dict[str, Any], style: str) -> Any:
         (handles[r"paper's rate $\mathrm{tail}_{K/3}/K$"],) = axes.plot(
             K, [c["paper_rate"] / c["iid"] for c in own], color="#8a94a3", ls=(0, (1, 1))
         )
+        (handles[r"its law $(n-K)/(n-1)$"],) = axes.plot(
+            K, [c["without_replacement"] / c["iid"] for c in own], color=styles.COLOURS[0], lw=0.6
+        )
+        if any(c.get("floor", 0) > 1e-6 * c["iid"] for c in own):
+            (handles["floor under any K own tokens"],) = axes.plot(K, [c["floor"] / c["iid"] for c in own], color="black", ls=(0, (1, 3)))
         axes.axhline(1.0, color=styles.GUIDE, ls="--", lw=0.8, zorder=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xticks(K, [str(k) for k in K])
+        # one token to all: at K = n the cache itself is left, and nothing is lost
+        axes.axvline(own[0]["n"], color=styles.GUIDE, ls=":", lw=0.8)
+        K = [c["K"] for c in everything]
+        ticks = [k for i, k in enumerate(K) if k == max(K) or k < 0.72 * K[i + 1]]
+        axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
         if axes.get_ylim()[1] < 100 * axes.get_ylim()[0]:
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -6,6 +6,8 @@ those for geometric means of ratios of sums are bootstrap intervals, paired acro
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,8 @@ __all__ = [
     "expanded_percentiles",
     "geometric_mean_interval",
     "mean_interval",
+    "paired_p_range",
+    "paired_p_value",
     "proportion_interval",
     "slope_interval",
 ]
@@ -87,6 +91,34 @@ def proportion_interval(successes: int, trials: int, level: float) -> Interval:
     low = 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, tail))
     high = 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, 1 - tail))
     return Interval(successes / trials, low, high, level)
+
+
+def paired_p_value(only_first: int, only_second: int) -> Fraction:
+    """Exact two-sided p of McNemar's test: of only_first + only_second pairs that differ, as uneven or more so if either side is as likely.
+
+        p = min(1, 2 P(X <= min(b, c))),   X ~ Binomial(b + c, 1/2);   1 where no pair differs.
+    """
+    for name, count in (("only_first", only_first), ("only_second", only_second)):
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise ValueError(f"{name}: expected an int >= 0, got {count!r}")
+    differing = int(only_first) + int(only_second)
+    tail = sum(comb(differing, i) for i in range(min(int(only_first), int(only_second)) + 1))
+    return min(Fraction(1), Fraction(2 * tail, 2**differing))
+
+
+def paired_p_range(first: int, second: int, trials: int) -> tuple[Fraction, Fraction]:
+    """Least and greatest `paired_p_value` that two counts of successes on the same `trials` allow, whichever trials they succeeded on.
+
+    Of first = both + b and second = both + c, b - c is known and b + c is not: from |first - second| (one's successes are all the other's)
+    to min(first + second, 2 trials - first - second).
+    """
+    for name, count in (("first", first), ("second", second)):
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 0 <= count <= trials:
+            raise ValueError(f"{name}: expected an int from 0 to trials = {trials}, got {count!r}")
+    low, high = sorted((int(first), int(second)))
+    most = min(low, int(trials) - high)  # pairs of the lower count alone
+    values = [paired_p_value(high - low + c, c) for c in range(most + 1)]
+    return min(values), max(values)
 
 
 class RatioBootstrap(NamedTuple):

@@ -7,10 +7,12 @@ A level pairs the tokens at random and keeps x (doubling its weight) with probab
 c the largest ||Gamma_x - Gamma_x'||^2 of the level so far. acc starts at 0 at every level, so flipping all signs of a level leaves
 its law unchanged: each token's weight has its mean, given the level's pairs, though not given the signs before it.
 Only equal weights are merged that way. Where no two are equal (an odd one out of a level, or an uneven P) the two lightest merge,
-and x is kept with probability w_x / (w_x + w_x'), unbiased by itself.
+and x is kept with probability w_x / (w_x + w_x'), unbiased by itself; so until half are left, when equal ones are looked for again.
 """
 
 from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +27,7 @@ def halve(x: Float, p: Float, K: int, rng: np.random.Generator) -> Float:
     while alive > K:
         pairs = _equal_pairs(weight, rng)
         if len(pairs) == 0:
-            holders = np.flatnonzero(weight)
-            a, b = holders[np.argsort(weight[holders], kind="stable")[:2]]
-            both = weight[a] + weight[b]
-            keep, drop = (a, b) if rng.random() < weight[a] / both else (b, a)
-            weight[keep], weight[drop] = both, 0.0
-            alive -= 1
+            alive = _merge_lightest(weight, max(K, (alive + 1) // 2), rng)
             continue
         pairs = pairs[: alive - K]
         acc, largest = np.zeros(x.shape[1]), 0.0
@@ -53,3 +50,16 @@ def _equal_pairs(weight: Float, rng: np.random.Generator) -> NDArray[np.intp]:
         return np.zeros((0, 2), dtype=np.intp)
     members = rng.permutation(np.flatnonzero(weight == shared[0]))
     return members[: len(members) // 2 * 2].reshape(-1, 2)
+
+
+def _merge_lightest(weight: Float, K: int, rng: np.random.Generator) -> int:
+    """Merge the two lightest, in place, until K tokens have a weight; K."""
+    heap = [(float(weight[i]), int(i)) for i in np.flatnonzero(weight)]
+    heapify(heap)
+    for toss in rng.random(len(heap) - K):
+        (light, a), (heavy, b) = heappop(heap), heappop(heap)
+        both = light + heavy
+        keep, drop = (a, b) if toss < light / both else (b, a)
+        weight[keep], weight[drop] = both, 0.0
+        heappush(heap, (both, keep))
+    return K

@@ -67,7 +67,9 @@ def profile_map(gram: ArrayLike, f: int) -> Float:
     g = np.asarray(gram, dtype=np.float64)
     checks.shape("gram", g, ("n", "n"))
     checks.finite("gram", g, ("token", "token"))
-    return np.asarray(np.linalg.eigh(g)[1][:, ::-1][:, : _features(f)])
+    from scipy.linalg import eigh
+
+    return np.asarray(eigh(g, subset_by_index=[max(0, len(g) - _features(f)), len(g) - 1])[1][:, ::-1])
 
 
 def keys_pca(k: ArrayLike, f: int) -> Float:

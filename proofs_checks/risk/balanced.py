@@ -542,12 +542,13 @@ def _pictures(context: Context, heads: list[tuple[str, list[One]]]) -> Iterator[
         s = risk.spectrum(one.q, one.k, one.v, None, one.scale)
         p = _uniform(one)
         x = factor(one, gram(one, p))
-        for K in sorted({int(K) for K in np.geomspace(6, one.n * 3 // 4, context.size(5, 8))}):
+        # from one token to all of them, where the cache itself is left
+        for K in sorted({int(K) for K in np.geomspace(6, one.n * 3 // 4, context.size(5, 8))} | {1, 3, one.n}):
             best = min(range((K - 1) // 2 + 1), key=lambda m: risk.spectral_bound(s, K, m))
             row: dict[str, Any] = {
                 "head": one.label, "n": one.n, "K": K, "m": best, "iid": risk.trace_bound(s, K),
                 "without_replacement": risk.trace_bound(s, K, replace=False), "spectral_bound": risk.spectral_bound(s, K, best),
-                "paper_rate": risk.paper_bound(s, K),
+                "paper_rate": risk.paper_bound(s, K), "floor": risk.spectral_floor(s, K),
             }  # fmt: skip
             walks: tuple[tuple[balancing.Method, int, int], ...] = (
                 ("srs", 0, context.size(24, 100)),

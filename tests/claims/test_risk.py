@@ -56,8 +56,13 @@ def test_ids_and_corrections():
     assert set(CLAIMS) >= {
         "risk/error-identity", "risk/sampling-iid", "risk/sampling-without-replacement", "risk/spectral-bound",
         "risk/plain-cube-bound", "risk/retrieval-regime", "risk/safe-bound", "risk/augmented-trace-bound",
+        "risk/minimax-trace", "risk/minimax-sandwich", "risk/aware-agnostic-separation", "risk/search-lower-bound",
+        "risk/search-lower-bound-any-atoms", "risk/any-atoms-floor", "risk/own-tokens-floor", "risk/weights-beat-dropping",
     }  # fmt: skip
-    ours = {"risk/plain-cube-bound", "risk/augmented-trace-bound"}
+    ours = {
+        "risk/plain-cube-bound", "risk/augmented-trace-bound", "risk/any-atoms-floor", "risk/own-tokens-floor",
+        "risk/weights-beat-dropping",
+    }  # fmt: skip
     for claim in CLAIMS.values():
         assert claim.paper == ("kvtheory" if claim.id in ours else "2607.01520") and len(claim.mutants) >= 2
         if claim.expected is Verdict.FAILS:
@@ -78,11 +83,11 @@ def _record(**fields):
 
 
 def _fair(true):
-    return lambda pi, leading, s, direction, coin, better: true(pi, leading, s, direction, lambda up: coin(0.5), better)
+    return lambda pi, leading, tail, coin, *a: true(pi, leading, tail, lambda up: coin(0.5), *a)
 
 
 def _forward(true):
-    return lambda pi, leading, s, direction, coin, better: true(pi, leading, s, direction, lambda up: True, better)
+    return lambda pi, leading, tail, coin, *a: true(pi, leading, tail, lambda up: True, *a)
 
 
 def _equal_r(true):
@@ -133,8 +138,8 @@ SAMPLING = ["risk/sampling-iid", "risk/sampling-without-replacement"]
 #: what a hostile reviewer's mutants got past the claims before
 SURVIVED = [
     (balancing, "sample", lambda true: lambda x, K, *a, **k: true(x, len(x), *a, **k), ["risk/spectral-bound"]),
-    (walks, "_walk", _fair, ["risk/spectral-bound"]),
-    (walks, "_walk", _forward, ["risk/spectral-bound"]),
+    (walks, "spectral_walk", _fair, ["risk/spectral-bound"]),
+    (walks, "spectral_walk", _forward, ["risk/spectral-bound"]),
     (
         balancing,
         "sample",
@@ -212,8 +217,58 @@ WRONG = [
 ]
 
 
+def _stated(factor):
+    """A result that states `factor` times the risk of its summary."""
+
+    def wrong(true):
+        def function(*args, **kwargs):
+            found = true(*args, **kwargs)
+            return dataclasses.replace(found, risk=factor * found.risk)
+
+        return function
+
+    return wrong
+
+
+def _all_but_one(true):
+    """The last token is never kept."""
+
+    def wrong(profiles, K, *args, **kwargs):
+        return true(np.asarray(profiles)[:-1], K, *args, **kwargs)
+
+    return wrong
+
+
+#: kvtheory.risk.minimax and .atoms made wrong
+EXACT = [
+    (
+        risk,
+        "best_summary",
+        _stated(0.99),
+        ["risk/minimax-trace", "risk/minimax-sandwich", "risk/weights-beat-dropping"],
+    ),
+    (risk, "best_summary", _all_but_one, ["risk/minimax-trace", "risk/minimax-sandwich", "risk/weights-beat-dropping"]),
+    (risk, "best_mixture", _stated(0.99), ["risk/aware-agnostic-separation"]),
+    (risk, "best_mixture", _all_but_one, ["risk/aware-agnostic-separation"]),
+    (risk, "best_for_laws", _stated(1.01), ["risk/aware-agnostic-separation"]),
+    (risk, "best_for_laws", _all_but_one, ["risk/aware-agnostic-separation"]),
+    (risk, "best_attended", _stated(0.99), ["risk/own-tokens-floor", "risk/weights-beat-dropping"]),
+    (risk, "hull_floor", lambda true: lambda *a, **k: 1.01 * true(*a, **k), ["risk/own-tokens-floor"]),
+    (risk, "spectral_floor", lambda true: lambda s, K: 1.01 * true(s, K), ["risk/minimax-trace"]),
+    (risk, "any_atoms_floor", lambda true: lambda *a, **k: 1.01 * true(*a, **k), ["risk/any-atoms-floor"]),
+    (
+        risk,
+        "refitted_atoms",
+        lambda true: lambda q, o, K, law=None, scale=None: true(q, 1.01 * o, K, law, scale),
+        ["risk/any-atoms-floor", "risk/search-lower-bound-any-atoms"],
+    ),
+    (risk, "hidden_needles_risk", lambda true: lambda *a: true(*a) * 99 / 100, ["risk/aware-agnostic-separation"]),
+    (risk, "hidden_needles_floor", lambda true: lambda *a: true(*a) * 101 / 100, ["risk/aware-agnostic-separation"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("module", "name", "wrong", "ids"), WRONG + SURVIVED, ids=[f"{name} {i}" for i, (_, name, *_) in enumerate(WRONG + SURVIVED)]
+    ("module", "name", "wrong", "ids"), WRONG + SURVIVED + EXACT, ids=[f"{name} {i}" for i, (_, name, *_) in enumerate(WRONG + SURVIVED + EXACT)]
 )  # fmt: skip
 def test_a_wrong_function_turns_the_verdict(module, name, wrong, ids, monkeypatch):
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))

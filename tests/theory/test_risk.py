@@ -504,3 +504,82 @@ def test_other_refusals():
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             call()
+
+
+# --- windows of the spectral walk, and coordinates of long caches
+
+
+@given(st.integers(1, 400), st.data())
+def test_best_window_is_the_best_and_below_its_closed_form(K, data):
+    """s / ((s - m - 1)(K - s + 2)) over whole s, against all of them; real s give 1 / (sqrt(K + 2) - sqrt(m + 1))^2."""
+    m = data.draw(st.integers(0, K - 1))
+    s = risk.Spectrum(trace=2.0, eigenvalues=np.full(K + 1, 2.0 / (K + 1)), n=K + 1, error=0.0)
+    every = {w: risk.spectral_bound(s, K, m, window=w) for w in range(m + 2, K + 2)}
+    best = risk.spectral_window(K, m)
+    assert every[best] == pytest.approx(min(every.values()), rel=1e-12)
+    continuous = s.tail(m) / (np.sqrt(K + 2) - np.sqrt(m + 1)) ** 2
+    assert continuous <= every[best] * (1 + 1e-12)
+    assert every[m + 2] == pytest.approx(risk.cube_bound(s, K, m), rel=1e-12)
+    if 2 * m < K:
+        assert every[2 * m + 2] == pytest.approx(risk.spectral_bound(s, K, m), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (dict(m=None, window=4), "m: expected an int where a window is given"),
+        (dict(m=2, window=3), "window: expected an int with m \\+ 1 = 3 < window <= K \\+ 1 = 11, got 3"),
+        (dict(m=2, window=12), "window: expected an int"),
+        (dict(m=10, window=11), "m: expected an int with 0 <= m < K = 10, got 10"),
+        (dict(m=2, window=5.0), "window: expected an int"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(arguments, match):
+    s = risk.Spectrum(trace=2.0, eigenvalues=np.full(20, 0.1), n=20, error=0.0)
+    with pytest.raises(ValueError, match=match):
+        risk.spectral_bound(s, 10, **arguments)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 6), st.integers(1, 4), st.integers(1, 30),
+    st.sampled_from(["centred", "augmented"]), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_features_are_coordinates_of_the_profiles(seed, n, m, dv, rank, kind, uniform):
+    """Inner products of one projection, and norms with what is missing; in H_nu, that is with the 1/m of the mean over queries."""
+    q, k, v = head(seed, n=n, m=m, dv=dv)
+    p = np.full(n, 1 / n) if uniform else law(seed, n)
+    gamma = risk.response_profiles(q, k, v, p, kind=kind).reshape(n, -1) / np.sqrt(m)
+    found = risk.profile_features(q, k, v, rank, p, kind=kind)
+    size = (gamma**2).sum(axis=1)
+    assert found.coordinates.shape == (n, min(rank, found.coordinates.shape[1])) and found.missing.shape == (n,)
+    np.testing.assert_allclose((found.coordinates**2).sum(axis=1) + found.missing, size, atol=1e-11 * size.max())
+    left = gamma @ gamma.T - found.coordinates @ found.coordinates.T
+    # what is left is the Gram matrix of what a projection leaves, so positive, and its diagonal is `missing`
+    assert np.linalg.eigvalsh(left).min() >= -1e-10 * size.sum()
+    np.testing.assert_allclose(np.diag(left), found.missing, atol=1e-11 * size.max())
+    if rank >= gamma.shape[1]:
+        np.testing.assert_allclose(left, 0, atol=1e-11 * size.max())
+
+
+def test_features_take_the_leading_directions():
+    q, k, v = head(4, n=900, m=24, dv=8)
+    gamma = risk.response_profiles(q, k, v).reshape(900, -1)
+    found = risk.profile_features(q, k, v, 6)
+    exact = risk.spectrum(q, k, v)
+    assert gamma.shape[1] > krylov.columns(6)  # the Krylov path
+    assert (found.coordinates**2).sum() / 900 == pytest.approx(exact.eigenvalues[:6].sum(), rel=1e-3)
+    assert found.missing.mean() == pytest.approx(exact.tail(6), rel=1e-2)
+
+
+def test_symmetric_krylov_agrees_with_the_two_sided_one():
+    x = np.random.default_rng(1).standard_normal((400, 90)) * 0.8 ** np.arange(90)
+    trace = float((x**2).sum())
+    one = krylov.leading(lambda y: x @ y, lambda y: x.T @ y, x.shape, 10, trace)
+    other = krylov.symmetric(lambda y: x.T @ (x @ y), 90, 10, trace)
+    exact = np.linalg.svd(x)[1][:10] ** 2
+    np.testing.assert_allclose(other.eigenvalues, exact, rtol=1e-10)
+    np.testing.assert_allclose(one.eigenvalues, exact, rtol=1e-9)
+    np.testing.assert_allclose(other.vectors.T @ other.vectors, np.eye(10), atol=1e-12)
+    with pytest.raises(ArithmeticError, match="captured"):
+        krylov.symmetric(lambda y: x.T @ (x @ y), 90, 10, trace / 2)
