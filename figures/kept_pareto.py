@@ -44,7 +44,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
         style, columns=len(shown), rows=len(sources), wide=True, ratio=1.15 if len(shown) > 2 else 0.8, squeeze=False
     )
     labels = list(dict.fromkeys(p["label"] for s in sources for name, _ in shown for p in s[name]))
-    looks = {label: styles.look(i) for i, label in enumerate(labels)}
+    looks = _looks(labels)
     for source, row in zip(sources, axes):
         for (name, title), panel in zip(shown, row):
             points = _keys(source) if name == "passkey" else source[name]
@@ -52,9 +52,36 @@ def draw(results: dict[str, Any], style: str) -> Any:
             panel.set_ylabel(title)
             panel.set_xlabel("tokens kept")
         row[0].set_title(_title(source), loc="left")
-    handles = [Line2D([], [], label=label, **looks[label]) for label in labels]
-    figure.legend(handles=handles, loc="outside lower center", ncols=styles.legend_columns(labels))
+    # a colour for each codec, a line for each way it was used
+    own = list(dict.fromkeys(map(_codec, labels)))
+    handles = [Line2D([], [], label=label, **styles.look(i)) for i, label in enumerate(own)]
+    for way in dict.fromkeys(label[len(_codec(label)) + 2 :] for label in labels if label != _codec(label)):
+        handles.append(Line2D([], [], label=way, color=styles.GUIDE, mfc="white", marker="o", ls=_line(way)))
+    columns = max(2, styles.legend_columns([str(h.get_label()) for h in handles]))
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + -(-len(handles) // columns) * 0.024 * width)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
+
+
+def _codec(label: str) -> str:
+    """A label without what was done with the codec."""
+    return label.split(", prefill by ", maxsplit=1)[0].removesuffix(", oracle")
+
+
+def _line(way: str) -> str:
+    return "--" if "prefill" in way else ":"
+
+
+def _looks(labels: list[str]) -> dict[str, dict[str, Any]]:
+    """Colour and marker of the codec; broken lines and open markers for a compressed prefill and for an oracle."""
+    own = list(dict.fromkeys(map(_codec, labels)))
+    looks = {}
+    for label in labels:
+        look = styles.look(own.index(_codec(label)))
+        changed = label != _codec(label)
+        looks[label] = {**look, "ls": _line(label), "mfc": "white"} if changed else look
+    return looks
 
 
 def _panel(axes: Any, points: list[Point], looks: dict[str, dict[str, Any]], log: bool) -> None:
@@ -69,11 +96,8 @@ def _panel(axes: Any, points: list[Point], looks: dict[str, dict[str, Any]], log
     if log and all(p["error"] > 0 for p in points):
         axes.set_yscale("log")
     elif not log:
-        # a key lost costs tens of bits, one that is found less than one
-        axes.set_yscale("symlog", linthresh=1.0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -1.0), max(high, 1.0))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     ticks = sorted({float(f"{p['budget']:.3g}") for p in points if isinstance(p["budget"], float)})
     if ticks:
         axes.set_xticks(ticks)

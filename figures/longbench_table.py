@@ -25,7 +25,9 @@ def draw(results: dict[str, Any], style: str) -> Any:
     for i, m in enumerate(data["methods"]):
         left.plot([m["low"], m["high"]], [i, i], color=styles.COLOURS[0])
         left.plot([100 * m["right"] / n], [i], "o", color=styles.COLOURS[0])
-        left.annotate(f"{m['right']}", (100 * m["right"] / n, i), xytext=(0, 5), textcoords="offset points", ha="center")
+        left.annotate(
+            f"{m['right']}", (100 * m["right"] / n, i), xytext=(0, 5), textcoords="offset points", ha="center"
+        )
     left.set_yticks(range(len(data["methods"])), [m["method"] for m in data["methods"]])
     left.invert_yaxis()
     left.set_ylim(len(data["methods"]) - 0.5, -0.6)
@@ -48,4 +50,6 @@ def draw(results: dict[str, Any], style: str) -> Any:
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     data = _data(results)
     rows = [["method", m["method"], m["right"], m["low"], m["high"]] for m in data["methods"]]
-    return ["what", "name", "right", "low", "high"], rows + [["pair", p["pair"], "", p["least"], p["greatest"]] for p in data["pairs"]]
+    return ["what", "name", "right", "low", "high"], rows + [
+        ["pair", p["pair"], "", p["least"], p["greatest"]] for p in data["pairs"]
+    ]

@@ -29,14 +29,18 @@ def draw(results: dict[str, Any], style: str) -> Any:
         name = c["reducer"] if "normal" in c["where"] else f"{c['where']}, {c['reducer']}"
         look = styles.look(i)
         filled = {} if "biased" not in name else {"mfc": "white"}
-        left.plot(ratio, [p["total"] / first for p in c["points"]], **look, **filled, ls=styles.LINES[i % 6], label=name)
+        left.plot(
+            ratio, [p["total"] / first for p in c["points"]], **look, **filled, ls=styles.LINES[i % 6], label=name
+        )
     most = max(p["ratio"] for c in data["curves"] for p in c["points"])
     ratio = [2**j for j in range(1, most.bit_length())]
     left.plot(ratio, [2 - 2 / r for r in ratio], color="black", lw=0.8, label="2 − 2K/n")
     steps = data["staircase"]
     ratio = [s["ratio"] for s in steps]
     right.plot(ratio, [s["greater"] for s in steps], **styles.look(0), mfc="white", label="greater kept")
-    right.plot(ratio, [s["one coin"] for s in steps], color=styles.COLOURS[5], marker="x", ls=":", label="one coin for all")
+    right.plot(
+        ratio, [s["one coin"] for s in steps], color=styles.COLOURS[5], marker="x", ls=":", label="one coin for all"
+    )
     right.plot(ratio, [s["bound"] for s in steps], color="black", lw=0.8, label="log2²(n/K)")
     right.plot(ratio, [r.bit_length() - 1 for r in ratio], color=styles.GUIDE, ls="--", lw=0.8, label="log2(n/K)")
     for axes in (left, right):
@@ -48,13 +52,17 @@ def draw(results: dict[str, Any], style: str) -> Any:
     right.legend()
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=styles.legend_columns(labels))
-    left.set_ylabel("mean squared error (n/K = 2: 1)")
+    left.set_ylabel("relative squared error")
     return figure
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     data = _data(results)
-    rows = [[c["where"], c["reducer"], c["K"], c["trees"], p["ratio"], p["V"], p["total"]] for c in data["curves"] for p in c["points"]]
+    rows = [
+        [c["where"], c["reducer"], c["K"], c["trees"], p["ratio"], p["V"], p["total"]]
+        for c in data["curves"]
+        for p in c["points"]
+    ]
     for name in ("greater", "one coin", "bound"):
         rows += [["staircase", name, 1, 1, s["ratio"], 1, s[name]] for s in data["staircase"]]
     return ["where", "reducer", "K", "trees", "ratio", "V", "total"], rows

@@ -33,7 +33,15 @@ def draw(results: dict[str, Any], style: str) -> Any:
             if not values:
                 continue
             look = styles.look(i)
-            axes.plot(values, [j + shift] * len(values), look["marker"], color=look["color"], ms=3, mfc="white", label=group if j == 0 else None)
+            axes.plot(
+                values,
+                [j + shift] * len(values),
+                look["marker"],
+                color=look["color"],
+                ms=3,
+                mfc="white",
+                label=group if j == 0 else None,
+            )
             mean = math.exp(sum(map(math.log, values)) / len(values))
             axes.plot([mean], [j + shift], "|", color=look["color"], ms=11, mew=2)
     axes.axvline(1.0, color=styles.GUIDE, ls="--", lw=0.8)

@@ -51,37 +51,38 @@ def draw(results: dict[str, Any], style: str) -> Any:
     handles: dict[str, Any] = {}
     for axes, (head, own) in zip(panels.flat, heads.items()):
         own.sort(key=lambda c: c["K"])
-        everything = own
-        own = [c for c in own if c["K"] < c["n"]]
-        K = [c["K"] for c in own]
+        some = [c for c in own if c["K"] < c["n"]]
+        K = [c["K"] for c in some]
         for i, (field, label) in enumerate(_WALKS):
             look = styles.look(i)
             (handles[f"{label}, mean of {_counts(curves, field)}"],) = axes.plot(
-                K, [_mean(c[field]) / c["iid"] for c in own], **look, ls=styles.LINES[i], zorder=3
+                K, [_mean(c[field]) / c["iid"] for c in some], **look, ls=styles.LINES[i], zorder=3
             )  # fmt: skip
             if i:
                 # beside each other, so that the runs of the two walks stay apart
                 axes.plot(
-                    [c["K"] * (0.96, 1.04)[i - 1] for c in own for _ in c[field]], [v / c["iid"] for c in own for v in c[field]], "_",
+                    [c["K"] * (0.96, 1.04)[i - 1] for c in some for _ in c[field]], [v / c["iid"] for c in some for v in c[field]], "_",
                     color=look["color"], ms=5, mew=1,
                 )  # fmt: skip
         (handles[r"proved bound $2\,\mathrm{tail}_m/(K-2m)$"],) = axes.plot(
-            K, [c["spectral_bound"] / c["iid"] for c in own], color="black"
+            K, [c["spectral_bound"] / c["iid"] for c in some], color="black"
         )
         (handles[r"paper's rate $\mathrm{tail}_{K/3}/K$"],) = axes.plot(
-            K, [c["paper_rate"] / c["iid"] for c in own], color="#8a94a3", ls=(0, (1, 1))
+            K, [c["paper_rate"] / c["iid"] for c in some], color="#8a94a3", ls=(0, (1, 1))
         )
         (handles[r"its law $(n-K)/(n-1)$"],) = axes.plot(
-            K, [c["without_replacement"] / c["iid"] for c in own], color=styles.COLOURS[0], lw=0.6
+            K, [c["without_replacement"] / c["iid"] for c in some], color=styles.COLOURS[0], lw=0.6
         )
-        if any(c.get("floor", 0) > 1e-6 * c["iid"] for c in own):
-            (handles["floor under any K own tokens"],) = axes.plot(K, [c["floor"] / c["iid"] for c in own], color="black", ls=(0, (1, 3)))
+        if any(c.get("floor", 0) > 1e-6 * c["iid"] for c in some):
+            (handles["floor under any K own tokens"],) = axes.plot(
+                K, [c["floor"] / c["iid"] for c in some], color="black", ls=(0, (1, 3))
+            )
         axes.axhline(1.0, color=styles.GUIDE, ls="--", lw=0.8, zorder=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
         # one token to all: at K = n the cache itself is left, and nothing is lost
         axes.axvline(own[0]["n"], color=styles.GUIDE, ls=":", lw=0.8)
-        K = [c["K"] for c in everything]
+        K = [c["K"] for c in own]
         ticks = [k for i, k in enumerate(K) if k == max(K) or k < 0.72 * K[i + 1]]
         axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.xaxis.set_minor_locator(NullLocator())

@@ -43,5 +43,14 @@ def draw(results: dict[str, Any], style: str) -> Any:
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    fields = ("head", "n", "K", *_WAYS, "attention dropped", "mass ratio squared", "trace share of the top K/2", "surely kept by norm")
+    fields = (
+        "head",
+        "n",
+        "K",
+        *_WAYS,
+        "attention dropped",
+        "mass ratio squared",
+        "trace share of the top K/2",
+        "surely kept by norm",
+    )
     return list(fields), [[h[f] for f in fields] for h in _heads(results)]

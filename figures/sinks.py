@@ -48,7 +48,12 @@ def draw(results: dict[str, Any], style: str) -> Any:
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    rows: list[list[Any]] = [["share", r["head"], r["attention"], r["centred"], r["augmented"]] for r in _rows(results, "shares")]
+    rows: list[list[Any]] = [
+        ["share", r["head"], r["attention"], r["centred"], r["augmented"]] for r in _rows(results, "shares")
+    ]
     for r in _rows(results, "reducers"):
-        rows += [[name, r["head"], r["attention"], r[f"{name}, 0 sinks"], r[f"{name}, 4 sinks"]] for name in ("StreamingLLM", "random", "spectral walk")]
+        rows += [
+            [name, r["head"], r["attention"], r[f"{name}, 0 sinks"], r[f"{name}, 4 sinks"]]
+            for name in ("StreamingLLM", "random", "spectral walk")
+        ]
     return ["what", "head", "attention", "centred or without", "augmented or with"], rows

@@ -96,7 +96,7 @@ def proportion_interval(successes: int, trials: int, level: float) -> Interval:
 def paired_p_value(only_first: int, only_second: int) -> Fraction:
     """Exact two-sided p of McNemar's test: of only_first + only_second pairs that differ, as uneven or more so if either side is as likely.
 
-        p = min(1, 2 P(X <= min(b, c))),   X ~ Binomial(b + c, 1/2);   1 where no pair differs.
+    p = min(1, 2 P(X <= min(b, c))),   X ~ Binomial(b + c, 1/2);   1 where no pair differs.
     """
     for name, count in (("only_first", only_first), ("only_second", only_second)):
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:

@@ -48,7 +48,7 @@ def profile_gram(q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: float | None =
     q, k, v, scale = one_head(q, k, v, scale)
     n, m = len(k), len(q)
     if kind == "centred":
-        v = v - v.mean(axis=0)  # which the centred profile does not see; v_i - o cancels less without it
+        v = _centred(v)  # which the centred profile does not see; v_i - o cancels less without it
     b = density(q, k, scale=scale)
     o = b.T @ v / n
     beside = b * (v @ o.T)  # b_i v_i.o
@@ -98,17 +98,17 @@ def kernel_map(k: ArrayLike, v: ArrayLike, f: int, features: int = 0, size: floa
     """
     k, v = _tokens("k", k), _tokens("v", v)
     size, d = checks.positive("size", size), k.shape[1]
-    k, v = (k - k.mean(axis=0)) / np.sqrt(d), v - v.mean(axis=0)
+    keys, v = _centred(k) / np.sqrt(d), _centred(v)
     values = v @ v.T + value_scale(v, np.full(len(v), 1 / len(v))) ** 2
     if features:
         w = size / np.sqrt(d) * generator(seed, "positive random features").standard_normal((features, d))
-        logits = k @ w.T
+        logits = keys @ w.T
         # each w has its own scale, that of its largest logit: a query's Z would take it away
         e = np.exp(logits - logits.max(axis=0))
         kernel = e @ e.T / features
     else:
-        norm = (k**2).sum(axis=1)
-        exponent = size**2 / (2 * d) * (norm[:, None] + norm + 2 * k @ k.T)
+        norm = (keys**2).sum(axis=1)
+        exponent = size**2 / (2 * d) * (norm[:, None] + norm + 2 * keys @ keys.T)
         kernel = np.exp(exponent - exponent.max())
     return profile_map(kernel * values, f)
 
@@ -126,10 +126,11 @@ def held_energy(gram: ArrayLike, features: ArrayLike) -> float:
     trace = float(np.trace(g))
     if trace <= 0:
         raise ValueError(f"gram: expected a trace above 0, got {trace!r}")
-    basis, triangle = np.linalg.qr(np.column_stack([np.ones(len(g)), phi]))[:2]
-    # columns that depend on earlier ones hold nothing new, and their direction is rounding
-    size = np.abs(np.diag(triangle))
-    basis = basis[:, size > 1e-10 * np.linalg.norm(triangle, axis=0).clip(1e-300)]
+    columns = np.column_stack([np.ones(len(g)), phi])
+    columns = columns / np.linalg.norm(columns, axis=0).clip(np.finfo(np.float64).tiny)
+    left, singular, _ = np.linalg.svd(columns, full_matrices=False)
+    # columns that depend on others hold nothing new, and their direction is rounding
+    basis = left[:, singular > 1e-10 * singular[0]]
     return float(np.clip((basis * (g @ basis)).sum() / trace, 0, 1))
 
 
@@ -177,10 +178,13 @@ def effective_rank(spectrum: Spectrum) -> float:
     return float(spectrum.eigenvalues.sum()) ** 2 / squares
 
 
+def _centred(x: Float) -> Float:
+    return np.asarray(x - x.mean(axis=0))
+
+
 def _scaled(name: str, x: ArrayLike) -> Float:
-    x = _tokens(name, x)
-    x = x - x.mean(axis=0)
-    return np.asarray(x / (np.sqrt((x**2).mean()) or 1.0))
+    about = _centred(_tokens(name, x))
+    return np.asarray(about / (np.sqrt((about**2).mean()) or 1.0))
 
 
 def _tokens(name: str, x: ArrayLike) -> Float:

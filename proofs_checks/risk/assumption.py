@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,19 @@ from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, Picture, exact, numerical
-from proofs_checks.risk.heads import SQUARE_BECAUSE, Compared, Float, One, dense, deviations, energies, groups, named, square_tolerance, worst_equality
+from proofs_checks.risk.heads import (
+    SQUARE_BECAUSE,
+    Compared,
+    Float,
+    One,
+    dense,
+    deviations,
+    energies,
+    groups,
+    named,
+    square_tolerance,
+    worst_equality,
+)
 from proofs_checks.risk.query_laws import layer_heads
 
 #: what Assumption 5.1 is taken to mean, in numbers: a map holds at least this share of tr Sigma under the law that comes
@@ -24,6 +37,11 @@ def _gram(one: One, q: Float) -> Float:
     return np.asarray(risk.profile_gram(q, one.k, one.v, one.scale))
 
 
+def _alone(one: One) -> Float:
+    """Profiles (n, .) as attention gives them: the deviations of the summaries that are one token each."""
+    return deviations(one, np.eye(one.n), np.full(one.n, 1 / one.n)).reshape(one.n, -1)
+
+
 def _without_constant(g: Any, phi: Any) -> float:
     basis = np.linalg.qr(phi)[0]
     return float((basis * (g @ basis)).sum() / np.trace(g))
@@ -31,16 +49,21 @@ def _without_constant(g: Any, phi: Any) -> float:
 
 def by_projection(one: One, phi: Float) -> float:
     """held by another route: least squares of each attention deviation on [1, Phi]."""
-    x = deviations(one, np.eye(one.n), np.full(one.n, 1 / one.n)).reshape(one.n, -1)
+    x = _alone(one)
     basis = np.column_stack([np.ones(one.n), phi])
     left = x - basis @ np.linalg.lstsq(basis, x, rcond=None)[0]
     return 1 - float((left**2).sum() / (x**2).sum())
 
 
-def feature_maps(context: Context, k: Float, v: Float, scale: float, choose: Float, others: dict[str, Float], f: int) -> dict[str, Float]:
+def feature_maps(
+    context: Context, k: Float, v: Float, scale: float, choose: Float, others: dict[str, Float], f: int
+) -> dict[str, Float]:
     """name -> (n, f) features: of queries to choose by and other laws, and of tokens alone."""
     size = float(np.sqrt((choose**2).sum(axis=1).mean()))
-    found = {name: maps.profile_map(risk.profile_gram(q, k, v, scale), f) for name, q in {"queries of the choice": choose, **others}.items()}
+    found = {
+        name: maps.profile_map(risk.profile_gram(q, k, v, scale), f)
+        for name, q in {"queries of the choice": choose, **others}.items()
+    }
     return found | {
         "keys, PCA": maps.keys_pca(k, f), "keys and values, linear": maps.linear_map(k, v, f), "keys and values, quadratic": maps.quadratic_map(k, v, f),
         "exponential kernel": maps.kernel_map(k, v, f, size=size), "positive random features": maps.kernel_map(k, v, f, 128, size, context.seed),
@@ -73,7 +96,7 @@ def assumption_5_1(context: Context, *, held_energy: Function, profile_gram: Fun
     for group, ones in heads:
         grams, held = [], []
         for one in ones:
-            x = context.memo(("x", one.label), lambda one=one: deviations(one, np.eye(one.n), np.full(one.n, 1 / one.n)).reshape(one.n, -1))  # type: ignore[misc]
+            x = context.memo(("x", one.label), partial(_alone, one))
             g = np.asarray(profile_gram(one.q, one.k, one.v, one.scale))
             trace = float((x**2).sum()) / len(one.q)
             room = one.n * square_tolerance(one, np.full(one.n, 1 / one.n), trace / one.n)
@@ -81,9 +104,28 @@ def assumption_5_1(context: Context, *, held_energy: Function, profile_gram: Fun
             i, j = np.unravel_index(np.argmax(np.abs(g - truth)), g.shape)
             grams.append(Compared(one, 1 + float(g[i, j] - truth[i, j]) / trace, 1.0, room))
             phi = maps.linear_map(one.k, one.v, 6) * np.arange(1, 7) + 0.3  # neither centred nor of one length
-            held.append(Compared(one, held_energy(g, phi), context.memo(("held", one.label), lambda one=one, phi=phi: by_projection(one, phi)), room + 1e-10))  # type: ignore[misc]
-        yield worst_equality("largest entry of G − ⟨Γ, Γ⟩ by attention, over the trace, plus 1", group, grams, SQUARE_BECAUSE, role="control")
-        yield worst_equality("energy held by 6 linear features by the function = by least squares on the deviations that attention gives", group, held, SQUARE_BECAUSE, role="control")
+            held.append(
+                Compared(
+                    one,
+                    held_energy(g, phi),
+                    context.memo(("held", one.label), partial(by_projection, one, phi)),
+                    room + 1e-10,
+                )
+            )
+        yield worst_equality(
+            "largest entry of G − ⟨Γ, Γ⟩ by attention, over the trace, plus 1",
+            group,
+            grams,
+            SQUARE_BECAUSE,
+            role="control",
+        )
+        yield worst_equality(
+            "energy held by 6 linear features by the function = by least squares on the deviations that attention gives",
+            group,
+            held,
+            SQUARE_BECAUSE,
+            role="control",
+        )
     # No map can: the search instance, whose spectrum is flat.
     for n, f in ((8, 2), (64, 16)):
         one = named("search instance", risk.lookup(n, 0.5))
@@ -99,7 +141,10 @@ def assumption_5_1(context: Context, *, held_energy: Function, profile_gram: Fun
                 yield numerical(what=f"least energy held by {row['f']} features of {n} tokens, {row['map']}, under queries held out, ≥ {_MOST}", ran_on=f"{group}, {len(values)} heads", observed=min(values),
                                 predicted=_MOST, relation=">=", tolerance=1e-9, because="eigenvalues of a Gram matrix", role="assumption" if row["map"] == "best for this law" else "statement",
                                 note=f"mean {np.mean(values):.3f}, most {max(values):.3f}; {int((np.array(values) >= _MOST).sum())} of the heads reach it")  # fmt: skip
-    yield Picture("assumption-5-1", {"held": [row for rows in context.memo("measured", lambda: _measured(context)).values() for row in rows]})
+    yield Picture(
+        "assumption-5-1",
+        {"held": [row for rows in context.memo("measured", lambda: _measured(context)).values() for row in rows]},
+    )
 
 
 def _measured(context: Context) -> dict[str, list[dict[str, Any]]]:
@@ -108,9 +153,18 @@ def _measured(context: Context) -> dict[str, list[dict[str, Any]]]:
     for group, found in layer_heads(context).items():
         per_map: dict[tuple[str, str, int], list[float]] = {}
         for head in found:
-            laws = {k: v for k, v in head.laws.items() if k in ("held out", "later positions", "isotropic Gaussian", "another layer", "a head of another KV head")}
+            laws = {
+                k: v
+                for k, v in head.laws.items()
+                if k
+                in ("held out", "later positions", "isotropic Gaussian", "another layer", "a head of another KV head")
+            }
             n = len(head.k)
-            others = {name: head.laws[name] for name in ("Gaussian fit", "next head of its KV head", "another layer") if name in head.laws}
+            others: dict[str, Float] = {
+                name: head.laws[name]
+                for name in ("Gaussian fit", "next head of its KV head", "another layer")
+                if name in head.laws
+            }
             # the first columns of a map are the map of fewer columns
             made = feature_maps(context, head.k, head.v, head.scale, head.choose, others, n // 4)
             for law, q in laws.items():
@@ -121,7 +175,8 @@ def _measured(context: Context) -> dict[str, list[dict[str, Any]]]:
                     for f in (n // 16, n // 8, n // 4):
                         per_map.setdefault((law, name, f), []).append(maps.held_energy(g, phi[:, :f]))
         measured[group] = [
-            {"group": group, "law": law, "map": name, "f": f, "n": len(found[0].k), "held": values} for (law, name, f), values in per_map.items()
+            {"group": group, "law": law, "map": name, "f": f, "n": len(found[0].k), "held": values}
+            for (law, name, f), values in per_map.items()
         ]
     return measured
 
@@ -190,9 +245,17 @@ def protected_features(context: Context, *, protected_bound: Function, sample: F
                 leaks = max(leaks, float(np.abs((w - 1 / n) @ phi).max() / scale))
                 error = float(energies(deviations(one, w[None], np.full(n, 1 / n)))[0])
                 bound = float(protected_bound(g, phi, K))
-                compared.append(Compared(one, error, bound, square_tolerance(one, np.full(n, 1 / n), error, bound) + 1e-7))
+                compared.append(
+                    Compared(one, error, bound, square_tolerance(one, np.full(n, 1 / n), error, bound) + 1e-7)
+                )
                 ratios.append(error / bound)
             where = f"{group}, {name} features, n = {n}, K = {K}, f = {f}"
             yield exact(what="tokens kept beyond K", ran_on=where, observed=beyond, predicted=0, relation="<=")
             yield numerical(what="largest Φᵀ(w − p) over n max|Φ|: 0 but for rounding", ran_on=where, observed=leaks, predicted=1e-8, relation="<=", tolerance=0.0, because="a walk settles a coordinate within 1e-9 and puts back what that takes")  # fmt: skip
-            yield worst_equality("linear risk of the derandomised walk with Φ protected ≤ 2 (1 − held) tr Σ/(K − 2f)", where, compared, SQUARE_BECAUSE, relation="<=")
+            yield worst_equality(
+                "linear risk of the derandomised walk with Φ protected ≤ 2 (1 − held) tr Σ/(K − 2f)",
+                where,
+                compared,
+                SQUARE_BECAUSE,
+                relation="<=",
+            )

@@ -14,7 +14,16 @@ from proofs_checks import mutants as systematic
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, Picture, exact, numerical, statistical
-from proofs_checks.risk.heads import SQUARE_BECAUSE, Compared, Float, One, dense, deviations, energies, square_tolerance, worst_equality
+from proofs_checks.risk.heads import (
+    SQUARE_BECAUSE,
+    Compared,
+    Float,
+    One,
+    dense,
+    deviations,
+    square_tolerance,
+    worst_equality,
+)
 
 _TOKENS = 256
 _SAME, _UNRELATED = ("held out",), ("isotropic Gaussian",)
@@ -40,7 +49,9 @@ class _Head:
 
     def gram(self, context: Context, name: str, q: Float) -> Float:
         """Of the centred profiles; `name` says which queries these are."""
-        return context.memo(("gram", self.label, name, hash(q.tobytes())), lambda: risk.profile_gram(q, self.k, self.v, self.scale))
+        return context.memo(
+            ("gram", self.label, name, hash(q.tobytes())), lambda: risk.profile_gram(q, self.k, self.v, self.scale)
+        )
 
 
 def _synthetic(context: Context, held_out: Function, gaussian_fit: Function, isotropic: Function) -> list[_Head]:
@@ -50,14 +61,23 @@ def _synthetic(context: Context, held_out: Function, gaussian_fit: Function, iso
         rng = context.rng(f"head of four queries {i}")
         k, v = rng.standard_normal((128, 16)), rng.standard_normal((128, 1))
         asked, unasked = (2 * rng.standard_normal((4, 16)) for _ in range(2))
-        q, other = (centre[rng.integers(4, size=64)] + 0.05 * rng.standard_normal((64, 16)) for centre in (asked, unasked))
+        q, other = (
+            centre[rng.integers(4, size=64)] + 0.05 * rng.standard_normal((64, 16)) for centre in (asked, unasked)
+        )
         choose, test = held_out(q)
-        laws = {"held out": test, "Gaussian fit": gaussian_fit(choose, 64, context.seed), "isotropic Gaussian": isotropic(choose, 64, context.seed), "four other queries": other}
+        laws = {
+            "held out": test,
+            "Gaussian fit": gaussian_fit(choose, 64, context.seed),
+            "isotropic Gaussian": isotropic(choose, 64, context.seed),
+            "four other queries": other,
+        }
         found.append(_Head(f"head of four queries {i}", k, v, 0.25, choose, laws))
     return found
 
 
-def _real(context: Context, layers: list[tuple[str, Layer]], held_out: Function, gaussian_fit: Function, isotropic: Function) -> dict[str, list[_Head]]:
+def _real(
+    context: Context, layers: list[tuple[str, Layer]], held_out: Function, gaussian_fit: Function, isotropic: Function
+) -> dict[str, list[_Head]]:
     """Every query head of each layer: its queries behind the first 256 tokens, and other laws for them to be tested on."""
     found: dict[str, list[_Head]] = {}
     for i, (label, layer) in enumerate(layers):
@@ -65,7 +85,9 @@ def _real(context: Context, layers: list[tuple[str, Layer]], held_out: Function,
         n = min(_TOKENS, 2 * layer.tokens // 3)
         late = np.flatnonzero(layer.query_positions >= n)
         elsewhere = layers[i - 1][1]
-        for h in range(layer.query_heads):
+        # quickly: of three or more heads that share keys not the second
+        skipped = context.size(1 if layer.group > 2 else layer.query_heads, layer.query_heads)
+        for h in (h for h in range(layer.query_heads) if h % layer.group != skipped):
             q = layer.queries[:, late].astype(np.float64)
             own, group, heads = q[h], layer.group, layer.query_heads
             choose, test = held_out(own)
@@ -74,9 +96,19 @@ def _real(context: Context, layers: list[tuple[str, Layer]], held_out: Function,
                 laws["next head of its KV head"] = q[h // group * group + (h + 1) % group][1::2]
             if layer.kv_heads > 1:
                 laws["a head of another KV head"] = q[(h + group) % heads][1::2]
-            if elsewhere is not layer and elsewhere.queries is not None and elsewhere.queries.shape[2] == own.shape[1] and elsewhere.query_positions is not None:
-                laws["another layer"] = elsewhere.queries[h % elsewhere.query_heads, elsewhere.query_positions >= n].astype(np.float64)[1::2]
-            laws |= {"Gaussian fit": gaussian_fit(choose, 64, context.seed), "isotropic Gaussian": isotropic(choose, 64, context.seed)}
+            if (
+                elsewhere is not layer
+                and elsewhere.queries is not None
+                and elsewhere.queries.shape[2] == own.shape[1]
+                and elsewhere.query_positions is not None
+            ):
+                laws["another layer"] = elsewhere.queries[
+                    h % elsewhere.query_heads, elsewhere.query_positions >= n
+                ].astype(np.float64)[1::2]
+            laws |= {
+                "Gaussian fit": gaussian_fit(choose, 64, context.seed),
+                "isotropic Gaussian": isotropic(choose, 64, context.seed),
+            }
             kv = h // group
             k, v = (x[kv, :n].astype(np.float64) for x in (layer.keys, layer.values))
             found.setdefault(label, []).append(_Head(f"{label} head {h}", k, v, layer.scale, choose, laws))
@@ -91,28 +123,38 @@ def layer_heads(context: Context) -> dict[str, list[_Head]]:
     return {"heads of four queries": _synthetic(context, *given), **_real(context, context.real(), *given)}
 
 
-def _gains(context: Context, head: _Head, number: int, sample: Function, trace_bound: Function, runs: int) -> dict[str, Float]:
+def _gains(
+    context: Context, head: _Head, number: int, sample: Function, trace_bound: Function, runs: int
+) -> dict[str, Float]:
     """law -> random sampling's mean linear risk (exact) over that of each of `runs` walks."""
     n = len(head.k)
     K = n // 4
     seeds = [context.seed + 1000 * number + r for r in range(runs)]  # other coins for every head
 
     def leading(name: str, q: Float) -> Float:
-        values, vectors = context.memo(("eigen", head.label, name, hash(q.tobytes())), lambda: np.linalg.eigh(head.gram(context, name, q)))
+        values, vectors = context.memo(
+            ("eigen", head.label, name, hash(q.tobytes())), lambda: np.linalg.eigh(head.gram(context, name, q))
+        )
         return np.asarray((vectors * np.sqrt(values.clip(0)))[:, ::-1][:, :48])
 
-    def walks(x: Float, own: list[int]) -> list[Float]:
-        return [dense(n, *sample(x, K, "spectral", K // 6, seed)) for seed in own]
+    def walks(name: str, q: Float, own: list[int]) -> list[Float]:
+        # kept for other mutants, but never across samplers: the sampler is part of the key
+        key = ("walks", head.label, name, hash(q.tobytes()), tuple(own), sample)
+        return context.memo(
+            key, lambda: [dense(n, *sample(leading(name, q), K, "spectral", K // 6, seed)) for seed in own]
+        )
 
-    found, chosen = {}, walks(leading("choose", head.choose), seeds)
+    found, chosen = {}, walks("choose", head.choose, seeds)
     for name, q in head.laws.items():
         w = chosen
         if name.endswith("by earlier ones"):
-            w = walks(leading("earlier", head.laws["earlier"]), seeds[:3])
+            w = walks("earlier", head.laws["earlier"], seeds[:2])
         elif name == "earlier":
             continue
         g = head.gram(context, name, q)
-        random = float(trace_bound(risk.Spectrum(float(np.trace(g)) / n, np.zeros(0), n, 0.0, complete=False), K, replace=False))
+        random = float(
+            trace_bound(risk.Spectrum(float(np.trace(g)) / n, np.zeros(0), n, 0.0, complete=False), K, replace=False)
+        )
         found[name] = random / np.array([float(x @ g @ x) for x in w])
     return found
 
@@ -146,7 +188,13 @@ def _gains(context: Context, head: _Head, number: int, sample: Function, trace_b
     figure="query-knowledge",
 )  # fmt: skip
 def query_knowledge(
-    context: Context, *, sample: Function, trace_bound: Function, held_out: Function, isotropic: Function, gaussian_fit: Function
+    context: Context,
+    *,
+    sample: Function,
+    trace_bound: Function,
+    held_out: Function,
+    isotropic: Function,
+    gaussian_fit: Function,
 ) -> Iterator[Evidence | Picture]:
     # The laws and the exact law of random sampling.
     rng = context.rng("queries")
@@ -154,8 +202,20 @@ def query_knowledge(
     for block in (1, 4):
         choose, test = held_out(q, block)
         both = {row.tobytes() for row in choose} & {row.tobytes() for row in test}
-        yield exact(what="queries both chosen by and tested on", ran_on=f"40 queries, blocks of {block}", observed=len(both), predicted=0, role="control")
-        yield exact(what="queries on either side", ran_on=f"40 queries, blocks of {block}", observed=[len(choose), len(test)], predicted=[20, 20], role="control")
+        yield exact(
+            what="queries both chosen by and tested on",
+            ran_on=f"40 queries, blocks of {block}",
+            observed=len(both),
+            predicted=0,
+            role="control",
+        )
+        yield exact(
+            what="queries on either side",
+            ran_on=f"40 queries, blocks of {block}",
+            observed=[len(choose), len(test)],
+            predicted=[20, 20],
+            role="control",
+        )
     many = 20000
     fit, flat = gaussian_fit(q, many, context.seed), isotropic(q, many, context.seed)
     spread = float(np.linalg.eigvalsh(np.cov(q.T, bias=True)).max())
@@ -186,7 +246,13 @@ def query_knowledge(
             mean = context.memo(("random", head.label, hash(one.q.tobytes())), truth)
             s = risk.Spectrum(float(np.trace(g)) / n, np.zeros(0), n, 0.0, complete=False)
             compared.append(Compared(one, trace_bound(s, K, replace=False), mean, n * square_tolerance(one, p, mean)))
-        yield worst_equality("mean linear risk of random sampling by the function = from attention", group, compared, SQUARE_BECAUSE, role="control")
+        yield worst_equality(
+            "mean linear risk of random sampling by the function = from attention",
+            group,
+            compared,
+            SQUARE_BECAUSE,
+            role="control",
+        )
     runs, rows = context.size(10, 20), []
     comparisons = 2 * len(groups)
     for group, heads in groups.items():
@@ -197,12 +263,15 @@ def query_knowledge(
                 merged = np.empty((len(head.choose) + len(head.laws["held out"]), head.choose.shape[1]))
                 merged[::2], merged[1::2] = head.choose, head.laws["held out"]
                 head.laws["earlier"] = merged[:third]
-            for name, gains in _gains(context, head, number, sample, trace_bound, runs).items():
-                laws.setdefault(name, {})[head.label] = gains
+            for name, own in _gains(context, head, number, sample, trace_bound, runs).items():
+                laws.setdefault(name, {})[head.label] = own
         for name, gains in laws.items():
             # geometric mean of the heads for each walk seed: only the walks are random here
             by_run = np.exp(np.mean([np.log(g) for g in gains.values()], axis=0))
-            rows += [{"group": group, "law": name, "head": label, "gain": float(np.exp(np.log(g).mean()))} for label, g in gains.items()]
+            rows += [
+                {"group": group, "law": name, "head": label, "gain": float(np.exp(np.log(g).mean()))}
+                for label, g in gains.items()
+            ]
             where = f"{group}, {len(gains)} heads, n = {len(heads[0].k)}, K = n/4, m = K/6, {len(by_run)} walks a head"
             details = {"gain": {label: float(np.exp(np.log(g).mean())) for label, g in gains.items()}}
             if name in _SAME + _UNRELATED:

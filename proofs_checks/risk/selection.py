@@ -104,7 +104,10 @@ def selection_bound(
 ) -> Iterator[Evidence | Picture]:
     # attained: kept tokens at one end, dropped ones at the other, and two in the middle that get no attention; mean value 0
     keys = np.log(np.array([[0.4], [0.4], [0.1], [0.1], [1e-30], [1e-30]]))
-    one, kept = named("two ends", risk.Instance(np.ones((1, 1)), keys, np.array([[3.0], [3.0], [-3.0], [-3.0], [0.0], [0.0]]))), np.array([0, 1])
+    one, kept = (
+        named("two ends", risk.Instance(np.ones((1, 1)), keys, np.array([[3.0], [3.0], [-3.0], [-3.0], [0.0], [0.0]]))),
+        np.array([0, 1]),
+    )
     for what, observed in (
         ("true risk = the bound", attention_risk(one.q, one.k, one.v, kept, np.full(2, 0.5), one.scale)),
         ("the bound = 4 · 9 · (1/5)²", 4 * 9 / 25),
@@ -121,15 +124,34 @@ def selection_bound(
             o_s, o_d, o = outputs(one, np.stack([w, rest, p]))
             ratio = mass_ratio(one, w[None], p)[0]  # n a(S)/K
             gone = (1 - K / one.n * ratio)[:, None]
-            identity.append(Compared(one, float(np.abs(gone * (o_s - o_d) - (o_s - o)).max()), 4 * rounding(one) + 8 * one.n * EPS * float(np.abs(one.v).max()), 0.0))
+            identity.append(
+                Compared(
+                    one,
+                    float(np.abs(gone * (o_s - o_d) - (o_s - o)).max()),
+                    4 * rounding(one) + 8 * one.n * EPS * float(np.abs(one.v).max()),
+                    0.0,
+                )
+            )
             true = float(attention_risk(one.q, one.k, one.v, kept, np.full(K, 1 / K), one.scale))
             truth = _risk(one, w)
             room = square_tolerance(one, p, truth, max(truth, 1e-300))
             linear.append(Compared(one, true, truth, room))
             bounds.append(Compared(one, true, selection_bound(one.q, one.k, one.v, kept, one.scale), room))
         yield worst_equality(f"largest component of (A_S − A_P) − (1 − a(S)) (A_S − A_D), K = n/4 = {K}: at most its rounding", group, identity, "rounding of three outputs", relation="<=")  # fmt: skip
-        yield worst_equality(f"true risk of the selection by the function = by attention, K = {K}", group, linear, SQUARE_BECAUSE, role="control")
-        worst = worst_equality(f"true risk of the {K} most attended tokens ≤ 4R² E (1 − a(S))²", group, bounds, SQUARE_BECAUSE, relation="<=")
+        yield worst_equality(
+            f"true risk of the selection by the function = by attention, K = {K}",
+            group,
+            linear,
+            SQUARE_BECAUSE,
+            role="control",
+        )
+        worst = worst_equality(
+            f"true risk of the {K} most attended tokens ≤ 4R² E (1 − a(S))²",
+            group,
+            bounds,
+            SQUARE_BECAUSE,
+            relation="<=",
+        )
         yield worst
 
     rows = []
@@ -209,7 +231,13 @@ def selection_beats_balance(context: Context, *, sample: Function, attention_ris
     pairs = named("opposed pairs", risk.opposed_pairs(0, 8, context.seed))
     w = [dense(16, *sample(pairs.v, 8, "spectral", 0, seed=context.seed + s)) for s in range(16)]
     kept = sorted({int((x > 0).sum()) for x in w})
-    yield exact(what="tokens that the walk keeps of 8 opposed pairs, K = 8", ran_on="16 walks", observed=kept, predicted=[8], role="control")
+    yield exact(
+        what="tokens that the walk keeps of 8 opposed pairs, K = 8",
+        ran_on="16 walks",
+        observed=kept,
+        predicted=[8],
+        role="control",
+    )
     errors = energies(outputs(pairs, np.stack(w)) - outputs(pairs, _uniform(pairs)[None]))
     bound = float(risk.spectral_bound(risk.spectrum(pairs.q, pairs.k, pairs.v, None, pairs.scale), 8, 0)) / 2
     farthest = float(errors[np.argmax(np.abs(errors - bound))])
@@ -223,7 +251,9 @@ def selection_beats_balance(context: Context, *, sample: Function, attention_ris
             x, top = _profiles(context, choose), _top(choose, K)
             walks = [sample(x, K, "spectral", K // 6, context.seed + s) for s in range(context.size(2, 8))]
             balanced = float(np.mean([attention_risk(test.q, test.k, test.v, *s, test.scale) for s in walks]))
-            ratios[both.label] = float(attention_risk(test.q, test.k, test.v, top, np.full(K, 1 / K), test.scale)) / balanced
+            ratios[both.label] = (
+                float(attention_risk(test.q, test.k, test.v, top, np.full(K, 1 / K), test.scale)) / balanced
+            )
         yield numerical(
             what="squared error of the most attended tokens over that of the walk, geometric mean of the heads, < 1", ran_on=f"{group}, {len(ones)} heads, K = n/4 = {K}, queries held out",
             observed=float(np.exp(np.mean(np.log(list(ratios.values()))))), predicted=1.0, relation="<", tolerance=1e-9, because="ratios of measured errors, the walk's mean over seeds",

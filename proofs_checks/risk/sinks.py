@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ SINKS = 4
 
 def _uniform(one: One) -> Float:
     return np.full(one.n, 1 / one.n)
+
+
+def _alone(one: One) -> Float:
+    """Squared deviation of the summary that is token i alone, for every i."""
+    return energies(deviations(one, np.eye(one.n), _uniform(one)))
 
 
 def _attention(one: One) -> float:
@@ -89,10 +95,17 @@ def sinks(context: Context, *, token_energy: Function) -> Iterator[Evidence | Pi
         compared = []
         for one in ones:
             # each token's profile by attention: the deviation of the summary that is this token alone
-            truth = context.memo(("alone", one.label), lambda one=one: energies(deviations(one, np.eye(one.n), _uniform(one))))  # type: ignore[misc]
+            truth = context.memo(("alone", one.label), partial(_alone, one))
             found = token_energy(one.q, one.k, one.v, one.scale)
             i = int(np.argmax(np.abs(found * one.n - truth)))
-            compared.append(Compared(one, float(found[i]) * one.n, float(truth[i]), square_tolerance(one, _uniform(one), float(truth.max()), max(float(truth[i]), 1e-300))))
+            compared.append(
+                Compared(
+                    one,
+                    float(found[i]) * one.n,
+                    float(truth[i]),
+                    square_tolerance(one, _uniform(one), float(truth.max()), max(float(truth[i]), 1e-300)),
+                )
+            )
         yield worst_equality("n times a token's energy = squared deviation of the summary that is this token alone, by attention", group, compared, SQUARE_BECAUSE, role="control")  # fmt: skip
     for n, mass in ((3, Fraction(3, 4)), (64, Fraction(9, 10))):
         one = _sink_cache(n, mass)
@@ -100,7 +113,10 @@ def sinks(context: Context, *, token_energy: Function) -> Iterator[Evidence | Pi
         yield exact(what="share of tr Σ (centred) held by the sink > 1/2", ran_on=one.label, observed=share, predicted=Fraction(1, 2), relation=">",
                     note="smallest counterexample: 3 tokens, one query" if n == 3 else None)  # fmt: skip
         found = token_energy(one.q, one.k, one.v, one.scale)
-        for what, observed, predicted in (("tr Σ", float(found.sum()), trace), ("energy of the sink", float(found[0]), share * trace)):
+        for what, observed, predicted in (
+            ("tr Σ", float(found.sum()), trace),
+            ("energy of the sink", float(found[0]), share * trace),
+        ):
             yield numerical(what=f"{what} by the function = its rational value", ran_on=one.label, observed=observed, predicted=float(predicted),
                             tolerance=64 * n * EPS, because="sums of n squares of softmax weights", role="control")  # fmt: skip
     rows = []
@@ -126,9 +142,11 @@ def sinks(context: Context, *, token_energy: Function) -> Iterator[Evidence | Pi
 _KEPT = 64
 
 
-def _heads(context: Context) -> list[tuple[str, Layer, int, list[One]]]:
+def _heads(context: Context) -> list[tuple[str, Layer, int, One]]:
     """(label, layer of the tokens, KV head, its query heads as `One`): sink layers of the run, and the synthetic kind of that name."""
-    made = context.synthetic("attention_sink", kv_heads=1, query_heads=1, tokens=256, head_dim=16, value_dim=16, queries=48)
+    made = context.synthetic(
+        "attention_sink", kv_heads=1, query_heads=1, tokens=256, head_dim=16, value_dim=16, queries=48
+    )
     found = [("synthetic attention_sink", made)]
     for label, layer in context.real():
         found.append((label, layer))
@@ -136,15 +154,26 @@ def _heads(context: Context) -> list[tuple[str, Layer, int, list[One]]]:
     for label, layer in found:
         assert layer.queries is not None
         n = 256 if layer.query_positions is not None else layer.tokens
-        rows = np.arange(layer.queries.shape[1]) if layer.query_positions is None else np.flatnonzero(layer.query_positions >= n)
+        rows = (
+            np.arange(layer.queries.shape[1])
+            if layer.query_positions is None
+            else np.flatnonzero(layer.query_positions >= n)
+        )
         first = Layer(layer.keys[:, :n], layer.values[:, :n], layer.queries[:, rows], scale=layer.scale)
         for h in range(layer.query_heads):
             head = first.head(h)
-            out.append((f"{label} head {h}", first, h // layer.group, [One(f"{label} head {h}", head.q, head.k, head.v, head.scale)]))
+            out.append(
+                (
+                    f"{label} head {h}",
+                    first,
+                    h // layer.group,
+                    One(f"{label} head {h}", head.q, head.k, head.v, head.scale),
+                )
+            )
     return out
 
 
-def _streaming(codec: Any, layer: Layer, kv: int, first: int) -> Float:
+def _streaming(codec: Any, layer: Layer, kv: int, first: int, seed: int) -> Float:
     """Weights (n,) of what the codec leaves of a KV head: its log-weights, of sum 1."""
     decoded = codec(keep=_KEPT, sinks=first, positions="original").reduce(layer)
     w = np.zeros(layer.tokens)
@@ -173,6 +202,13 @@ def _with_sinks(one: One, x: Float, sample: Function, method: str, first: int, s
     return w
 
 
+def _walk(context: Context, one: One, first: int, seed: int) -> Float:
+    x = _profiles(context, one)
+    return context.memo(
+        ("walk", one.label, first, seed), partial(_with_sinks, one, x, balancing.sample, "spectral", first, seed)
+    )
+
+
 def _true(attention_risk: Function, one: One, w: Float) -> float:
     index = np.flatnonzero(w)
     return float(attention_risk(one.q[1::2], one.k, one.v, index, w[index] / w[index].sum(), one.scale))
@@ -194,17 +230,21 @@ def _true(attention_risk: Function, one: One, w: Float) -> float:
     ],
     figure="sinks",
 )  # fmt: skip
-def sinks_kept(context: Context, *, streaming: Function, sample: Function, attention_risk: Function) -> Iterator[Evidence | Picture]:
+def sinks_kept(
+    context: Context, *, streaming: Function, sample: Function, attention_risk: Function
+) -> Iterator[Evidence | Picture]:
     draws, rows = context.size(2, 16), []
-    for label, layer, kv, (one,) in _heads(context):
+    for label, layer, kv, one in _heads(context):
         mass = _attention(one)
-        methods = {"StreamingLLM": lambda first, seed, layer=layer, kv=kv: _streaming(streaming, layer, kv, first)}  # type: ignore[misc]
-        methods["random"] = lambda first, seed, one=one: _with_sinks(one, np.zeros((one.n, 1)), sample, "srs", first, seed)  # type: ignore[misc]
-        # reported only, so by the true function, once
-        methods["spectral walk"] = lambda first, seed, one=one: context.memo(  # type: ignore[misc]
-            ("walk", one.label, first, seed), lambda: _with_sinks(one, _profiles(context, one), balancing.sample, "spectral", first, seed)
+        methods: dict[str, Callable[[int, int], Float]] = {
+            "StreamingLLM": partial(_streaming, streaming, layer, kv),
+            "random": partial(_with_sinks, one, np.zeros((one.n, 1)), sample, "srs"),
+            # reported only, so by the true function, once
+            "spectral walk": partial(_walk, context, one),
+        }
+        output = float(
+            (risk.profiles.means(one.q[1::2], one.k, one.v, _uniform(one), one.scale)[0] ** 2).sum(axis=1).mean()
         )
-        output = float((risk.profiles.means(one.q[1::2], one.k, one.v, _uniform(one), one.scale)[0] ** 2).sum(axis=1).mean())
         row: dict[str, Any] = {"head": label, "group": label.split(" head")[0], "attention": mass}
         for name, reduce in methods.items():
             count = 1 if name == "StreamingLLM" else draws

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,27 @@ def _budgets(n: int) -> list[int]:
     return found
 
 
+def _gram(context: Context, one: One) -> Float:
+    return context.memo(("gram", one.label), partial(gram, one, np.full(one.n, 1 / one.n)))
+
+
+def _draws(sample: Function, n: int, budgets: list[int], draws: int) -> Float:
+    """Weights (draws, budgets, n)."""
+    zero = np.zeros((n, 1))
+    return np.stack([[dense(n, *sample(zero, K, "srs", seed=r)) for K in budgets] for r in range(draws)])
+
+
 def _other(method: str) -> Any:
-    return lambda true: lambda x, K, _, m=0, seed=0, **more: true(x, K, method, m if method == "spectral" else 0, seed, **more)
+    return lambda true: (
+        lambda x, K, _, m=0, seed=0, **more: true(x, K, method, m if method == "spectral" else 0, seed, **more)
+    )
 
 
 def _root(true: Function) -> Function:
     """A sampler whose error falls as K^(-1/2): K^2/n in place of K tokens."""
-    return lambda x, K, method, m=0, seed=0, **more: true(x, max(2 * m + 2, int(K * K / len(x)) or 1), method, m, seed, **more)
+    return lambda x, K, method, m=0, seed=0, **more: true(
+        x, max(2 * m + 2, int(K * K / len(x)) or 1), method, m, seed, **more
+    )
 
 
 @claim(
@@ -51,19 +66,28 @@ def _root(true: Function) -> Function:
         Mutant("tail of m + K/3", "spectral_bound", lambda true: lambda s, K, m=None: 2 * s.tail(m + K // 3) / (K - 2 * m)),
     ],
 )  # fmt: skip
-def sampling_rate(context: Context, *, sample: Function, trace_bound: Function, spectral_bound: Function) -> Iterator[Evidence]:
+def sampling_rate(
+    context: Context, *, sample: Function, trace_bound: Function, spectral_bound: Function
+) -> Iterator[Evidence]:
     heads = groups(context, context.size(48, 242), context.size(8, 32))
     comparisons = 2 * len(heads)
-    curves: dict[int, tuple[list[int], Float]] = {}
     for group, ones in heads:
         n = ones[0].n
         budgets, draws = _budgets(n), context.size(2500, 6000)
-        grams = [context.memo(("gram", one.label), lambda one=one: gram(one, np.full(one.n, 1 / one.n))) for one in ones]  # type: ignore[misc]
-        if n not in curves:  # draws that do not depend on the profiles serve all heads of one n
-            zero = np.zeros((n, 1))
-            curves[n] = budgets, np.stack([[dense(n, *sample(zero, K, "srs", seed=10_000 * i + r)) for K in budgets] for i, r in enumerate(range(draws))])
-        w = curves[n][1]
-        predicted = np.array([[trace_bound(risk.Spectrum(float(np.trace(g)) / n, np.zeros(0), n, 0.0, complete=False), K, replace=False) for K in budgets] for g in grams])
+        grams = [_gram(context, one) for one in ones]
+        # draws do not depend on the profiles, so one n has one set; kept for other mutants, never across samplers: the sampler is in the key
+        w = context.memo(("draws", n, draws, sample), partial(_draws, sample, n, budgets, draws))
+        predicted = np.array(
+            [
+                [
+                    trace_bound(
+                        risk.Spectrum(float(np.trace(g)) / n, np.zeros(0), n, 0.0, complete=False), K, replace=False
+                    )
+                    for K in budgets
+                ]
+                for g in grams
+            ]
+        )
         # each draw's risk over tr Sigma, without the factor that the function predicts for it: 1/K in the mean
         over = np.stack([np.einsum("rki,ij,rkj->rk", w, g, w, optimize=True) / p for g, p in zip(grams, predicted)])
         mean = over.mean(axis=0)
@@ -88,15 +112,15 @@ def sampling_rate(context: Context, *, sample: Function, trace_bound: Function, 
         K, seeds = n // 2, context.size(10, 30)
         m = K // 6
         ratios = []
-        for one in ones:
-            g = context.memo(("gram", one.label), lambda one=one: gram(one, np.full(one.n, 1 / one.n)))  # type: ignore[misc]
-            x = context.memo(("factor", one.label), lambda one=one, g=g: factor(one, g))  # type: ignore[misc]
-            s = context.memo(("spectrum", one.label), lambda one=one: risk.spectrum(one.q, one.k, one.v, None, one.scale))  # type: ignore[misc]
+        some = ones[:: context.size(2, 1)]
+        for one in some:
+            g, x = _gram(context, one), context.memo(("factor", one.label), partial(factor, one, _gram(context, one)))
+            s = context.memo(("spectrum", one.label), partial(risk.spectrum, one.q, one.k, one.v, None, one.scale))
             w = np.stack([dense(n, *sample(x, K, "spectral", m, seed=r)) for r in range(seeds)])
             random = trace_bound(s, K, replace=False)
             promised = spectral_bound(s, K, m) * (1 - (K - 2 * m) / n) / random
             ratios.append(np.einsum("ri,ij,rj->r", w, g, w, optimize=True) / random / promised)
-        means = {one.label: float(r.mean()) for one, r in zip(ones, ratios)}
+        means = {one.label: float(r.mean()) for one, r in zip(some, ratios)}
         worst = max(means, key=lambda label: means[label])
         yield statistical(
             what="(walk over random sampling, mean linear risk) over the proved ratio of tail to trace, mean of the heads, ≤ 1", ran_on=f"{group}; n = {n}, K = n/2, m = {m}, {seeds} walks a head",

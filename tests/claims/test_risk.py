@@ -58,10 +58,14 @@ def test_ids_and_corrections():
         "risk/plain-cube-bound", "risk/retrieval-regime", "risk/safe-bound", "risk/augmented-trace-bound",
         "risk/minimax-trace", "risk/minimax-sandwich", "risk/aware-agnostic-separation", "risk/search-lower-bound",
         "risk/search-lower-bound-any-atoms", "risk/any-atoms-floor", "risk/own-tokens-floor", "risk/weights-beat-dropping",
+        "risk/merge-reduce-accumulation", "risk/query-knowledge", "risk/sinks", "risk/sinks-kept", "risk/spectral-decay",
+        "risk/assumption-5-1", "risk/protected-features", "risk/selection-beats-balance", "risk/selection-bound",
+        "risk/longbench-table", "risk/sampling-rate",
     }  # fmt: skip
     ours = {
         "risk/plain-cube-bound", "risk/augmented-trace-bound", "risk/any-atoms-floor", "risk/own-tokens-floor",
-        "risk/weights-beat-dropping",
+        "risk/weights-beat-dropping", "risk/sinks", "risk/sinks-kept", "risk/protected-features", "risk/selection-beats-balance",
+        "risk/selection-bound",
     }  # fmt: skip
     for claim in CLAIMS.values():
         assert claim.paper == ("kvtheory" if claim.id in ours else "2607.01520") and len(claim.mutants) >= 2
