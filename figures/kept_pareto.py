@@ -54,7 +54,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
         row[0].set_title(_title(source), loc="left")
     # a colour for each codec, a line for each way it was used
     own = list(dict.fromkeys(map(_codec, labels)))
-    handles = [Line2D([], [], label=label, **styles.look(i)) for i, label in enumerate(own)]
+    handles = [Line2D([], [], label=label, **_look(i)) for i, label in enumerate(own)]
     for way in dict.fromkeys(label[len(_codec(label)) + 2 :] for label in labels if label != _codec(label)):
         handles.append(Line2D([], [], label=way, color=styles.GUIDE, mfc="white", marker="o", ls=_line(way)))
     columns = max(2, styles.legend_columns([str(h.get_label()) for h in handles]))
@@ -69,6 +69,11 @@ def _codec(label: str) -> str:
     return label.split(", prefill by ", maxsplit=1)[0].removesuffix(", oracle")
 
 
+def _look(i: int) -> dict[str, Any]:
+    """Colours come again after eight codecs, with another marker and a line of dots and dashes."""
+    return {**styles.look(i), "ls": "-" if i < len(styles.COLOURS) else "-."}
+
+
 def _line(way: str) -> str:
     return "--" if "prefill" in way else ":"
 
@@ -78,7 +83,7 @@ def _looks(labels: list[str]) -> dict[str, dict[str, Any]]:
     own = list(dict.fromkeys(map(_codec, labels)))
     looks = {}
     for label in labels:
-        look = styles.look(own.index(_codec(label)))
+        look = _look(own.index(_codec(label)))
         changed = label != _codec(label)
         looks[label] = {**look, "ls": _line(label), "mfc": "white"} if changed else look
     return looks

@@ -1,4 +1,4 @@
-"""`kvtheory compare`: codecs x bits x layers on captured caches or on models, resumable, with a picture."""
+"""`kvtheory compare`: codecs x bits or kept tokens x layers on captured caches or on models, resumable, with a picture."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from kvtheory.cli.find_key import Found
     from kvtheory.cli.on_model import OnModels
     from kvtheory.sweep import Task
     from reference.codec import Codec
     from reference.compare import EqualRate, FittedCodec, Source, Spec, Summary
+
+
+class Question(StrEnum):
+    seen = "seen"
+    unseen = "unseen"
 
 
 class Dtype(StrEnum):
@@ -95,9 +101,34 @@ def compare(
         str | None,
         typer.Option(help="The codec, as in --codecs, that the others' errors at equal held bits are divided by."),
     ] = None,
+    at_kept: Annotated[
+        str | None,
+        typer.Option(help="Shares of the tokens at which codecs with a `keep` are compared. Default: .5,.25,.1,.05."),
+    ] = None,
+    oracle: Annotated[
+        str,
+        typer.Option(
+            help="Codecs, as in --codecs, that are also given the very queries they are judged by (attention error only)."
+        ),
+    ] = "",
+    prefill: Annotated[
+        str,
+        typer.Option(
+            help="Of the model runs and of --passkey: plain, compressed (each chunk attends to compressed past), or both."
+        ),
+    ] = "plain",
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens in a chunk of a compressed prefill.")] = 256,
+    passkey: Annotated[
+        int, typer.Option(min=0, help="With --model: samples of passkey retrieval, each on every codec. 0: none.")
+    ] = 0,
+    passkey_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a passkey prompt, at most.")] = 512,
+    question: Annotated[
+        Question,
+        typer.Option(help="Whether the passkey's question is among the tokens that are coded, or comes behind them."),
+    ] = Question.seen,
     draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw the picture.")] = True,
 ) -> None:
-    """Attention error against the bits that codecs really hold, on held-out queries of real caches; at equal held bits, ratios to a baseline.
+    """Attention error against the bits that codecs really hold or the tokens that they keep, on held-out queries of real caches; ratios to a baseline.
 
     Codecs that are fitted to calibration data are fitted once, to another work than the one they are judged on. Bits are counted from the bytes that are decoded. An interrupted run continues when the same command is given again; codecs, bits and
     layers may be added to it. Writes results.parquet, timings.parquet, equal-rate.parquet, states/, data/ and figures/ into OUT.
@@ -108,7 +139,7 @@ def compare(
     from rich.console import Console
 
     from kvtheory import sweep
-    from kvtheory.cli import calibrated
+    from kvtheory.cli import calibrated, find_key
     from kvtheory.cli import on_model as model_tasks
     from reference import compare as comparison
     from reference.compare.tables import require_pyarrow
@@ -123,6 +154,10 @@ def compare(
         seeds = range(seed, seed + sizes.seeds)
         # refused before anything is captured
         comparison.codecs_at([spec for spec in specs if not spec.fitted], rates, seeds)
+        oracles = comparison.codecs_at(comparison.specs(oracle), rates, seeds)
+        chunks, shares = _chunks(prefill, chunk), _shares(at_kept or ".5,.25,.1,.05")
+        if passkey and not models:
+            raise ValueError("passkey: expected --model, which answers, with it")
         base = None if baseline is None else _among(baseline, specs)
         targets = _bits(at or "2,2.5,3,4", "at")
         wanted = None if layers is None else _layers(layers)
@@ -155,11 +190,19 @@ def compare(
         tasks = [
             task
             for one, own in zip(sources, chosen)
-            for task in comparison.plan([one], own, layers=wanted, split=split)
+            for task in [
+                *comparison.plan([one], own, layers=wanted, split=split),
+                *(comparison.plan([one], oracles, layers=wanted, split=split, law="held-out") if oracles else ()),
+            ]
         ]
         runs = [
             task for one, own, origin in zip(sources, chosen, origins) if origin is not None
-            for task in model_tasks.plan(one, origin, own, wanted, split)
+            for task in model_tasks.plan(one, origin, own, wanted, split, chunks)
+        ]  # fmt: skip
+        samples = find_key.Samples(passkey, passkey_tokens, seed, question.value)
+        searches = [
+            task for one, own, origin in zip(sources, chosen, origins) if origin is not None and passkey
+            for task in find_key.plan(one, origin, own, wanted, split, samples, chunks)
         ]  # fmt: skip
         rows, timings = _run(console, tasks, out, same, jobs or _cores(), scheduler)
         model_rows: list[dict[str, Any]] = []
@@ -168,10 +211,17 @@ def compare(
             # one process: a model takes memory, and its plain run serves all codecs
             model_rows, more = _run(console, runs, out, same, 1, scheduler, "model runs")
             timings += [{**row, "task": "model"} for row in more]
+        found_rows: list[dict[str, Any]] = []
+        (out / "passkey.parquet").unlink(missing_ok=True)
+        if searches:
+            found_rows, more = _run(console, searches, out, same, 1, scheduler, "passkey samples")
+            timings += [{**row, "task": "passkey"} for row in more]
         timings += fits
         paths = [*comparison.write(out, rows, timings)]
         if model_rows:
             paths.append(model_tasks.write(out, model_rows))
+        if found_rows:
+            paths.append(find_key.write(out, found_rows))
     except KeyboardInterrupt:
         kept = len(list((out / "tasks").glob("*.json")))
         console.print(
@@ -185,20 +235,30 @@ def compare(
         raise typer.Exit(1) from None
     summaries = comparison.summarise(rows, seed=seed)
     with_model = model_tasks.summarise(model_rows, seed=seed)
-    asked = at is not None or baseline is not None or bool(calibrations)
+    reduces = base is not None and hasattr(specs[base].codec, "keep")
+    asked = at is not None or (base is not None and not reduces) or bool(calibrations)
+    kept_asked = at_kept is not None or reduces
     equal: list[list[EqualRate]] = []
+    equal_kept: list[list[EqualRate]] = []
+    keys_found = find_key.summarise(
+        found_rows, baseline=None if base is None else (specs[base].name, specs[base].curve())
+    )
     for summary in summaries:
         on = with_model.get((summary.cache, summary.prefix))
-        equal.append(_at_equal_rates(summary, on, targets, _label(summary, bases[summary.cache])) if asked else [])
-        _table(console, summary, asked)
+        over = _label(summary, bases[summary.cache])
+        equal.append(_at_equal_rates(summary, on, targets, over) if asked else [])
+        equal_kept.append(_at_equal_kept(summary, on, shares, over if reduces else None) if kept_asked else [])
+        _table(console, summary, asked or kept_asked)
         _model_table(console, summary, on)
+        _passkey_table(console, [one for one in keys_found if one.model == summary.model])
         _equal_table(console, equal[-1])
-    paths += _save(out, summaries, with_model, equal)
+        _equal_table(console, equal_kept[-1])
+    paths += _save(out, summaries, with_model, equal, equal_kept, keys_found)
     said = [str(path) for path in paths]
     if draw:
         import figures
 
-        names = [name for name in ("pareto", "transform-pareto", "ablation") if (out / "data" / name).is_dir()]
+        names = [name for name in FIGURES if (out / "data" / name).is_dir()]
         said += [str(p) for drawn in figures.draw(out, names=names) for p in drawn.files if p.suffix == ".png"]
     console.print(", ".join(said), markup=False)
 
@@ -221,6 +281,21 @@ def _bits(text: str, name: str = "bits") -> list[float]:
             raise ValueError(f"{name}: expected numbers above 0, got {word}")
         found.append(int(number) if number.is_integer() else number)
     return found
+
+
+def _shares(text: str) -> list[float]:
+    found = [float(number) for number in _bits(text, "at-kept")]
+    if any(share > 1 for share in found):
+        raise ValueError(f"at-kept: expected shares of the tokens, at most 1, got {max(found):g}")
+    return found
+
+
+def _chunks(text: str, chunk: int) -> list[int | None]:
+    """Tokens in a chunk of each kind of prefill that is named; None: plain."""
+    kinds: dict[str, list[int | None]] = {"plain": [None], "compressed": [chunk], "both": [None, chunk]}
+    if text not in kinds:
+        raise ValueError(f"prefill: expected one of {', '.join(kinds)}, got {text!r}")
+    return kinds[text]
 
 
 def _layers(text: str) -> list[int]:
@@ -269,8 +344,9 @@ def _label(summary: Summary, codec: Codec | FittedCodec | None) -> str | None:
     if codec is None:
         return None
     return next(
-        p.label for p in summary.points if p.codec == codec.codec_id and same_curve(p.parameters, codec.parameters)
-    )
+        p.label for p in summary.points
+        if p.codec == codec.codec_id and p.law == "prompt" and same_curve(p.parameters, codec.parameters)
+    )  # fmt: skip
 
 
 def _have(sources: Sequence[Source], wanted: Sequence[int] | None) -> None:
@@ -407,6 +483,8 @@ def _run(
         def progress(done: int, total: int, task: Task) -> None:
             key = task.key
             rate = "" if key["bits"] is None else f" {key['bits']:g} bits"
+            if "sample" in key:
+                rate += f", sample {key['sample'] + 1}"
             where = f" layer {key['layers']}" if "," not in key["layers"] else ""
             bar.update(shown, completed=done, description=f"{_short(key['model'])}{where}: {key['codec']}{rate}")
 
@@ -422,21 +500,24 @@ def _save(
     summaries: Sequence[Summary],
     with_model: dict[tuple[str, int], OnModels],
     equal: Sequence[Sequence[EqualRate]],
+    kept: Sequence[Sequence[EqualRate]],
+    keys_found: Sequence[Found],
 ) -> list[Path]:
     """The data of the pictures, one file a source, in the format of figures.book, and the table at equal rates; what a former run left is removed."""
     from kvtheory.cli.on_model import picture as point_picture
     from proofs_checks.ledger import plain, write_json
     from reference import compare as comparison
     from reference.compare import pictures
-    from reference.compare.equal_rate import row
+    from reference.compare.equal_rate import kept_row, row
 
-    for name in ("pareto", "transform-pareto", "ablation"):
+    for name in FIGURES:
         for path in (out / "data" / name).glob("*.json"):
             path.unlink()
         if (out / "data" / name).is_dir():
             (out / "data" / name).rmdir()
-    for path in (out / "equal-rate.parquet", out / "equal-rate.json"):
-        path.unlink(missing_ok=True)
+    for name in ("equal-rate", "equal-kept"):
+        for suffix in ("parquet", "json"):
+            (out / f"{name}.{suffix}").unlink(missing_ok=True)
 
     def save(name: str, i: int, cache: str, data: Any) -> None:
         write_json(
@@ -444,17 +525,22 @@ def _save(
             {"claim": f"compare/{i}-{cache}", "figure": name, "data": plain(data)},
         )
 
-    rows = []
-    for i, (summary, its) in enumerate(zip(summaries, equal)):
+    rows, kept_rows = [], []
+    for i, (summary, its, shares) in enumerate(zip(summaries, equal, kept)):
         on = with_model.get((summary.cache, summary.prefix))
         points = [] if on is None else [point_picture(run) for run in on.points]
         save("pareto", i, summary.cache, {**comparison.picture(summary), "on_model": points})
-        if not its:
-            continue
+        its_keys = [one for one in keys_found if one.model == summary.model]
+        against_kept = pictures.kept_pareto(summary, points, [_asdict(one) for one in its_keys])
+        if against_kept["points"]:
+            save("kept-pareto", i, summary.cache, against_kept)
         about = {
             "model": summary.model, "text": summary.text, "cache": summary.cache, "prefix": summary.prefix,
             "layers": ",".join(map(str, summary.layers)),
         }  # fmt: skip
+        kept_rows += [kept_row(one, about) for one in shares]
+        if not its:
+            continue
         rows += [row(one, about) for one in its]
         curves = pictures.transform_pareto(summary, its[0].baseline)
         if curves["curves"]:
@@ -462,7 +548,24 @@ def _save(
         ratios = pictures.ablation(summary, its)
         if ratios["lines"]:
             save("ablation", i, summary.cache, ratios)
-    return list(comparison.write_equal_rates(out, rows)) if rows else []
+    written = [*comparison.write_equal_rates(out, rows)] if rows else []
+    return written + ([*comparison.write_equal_kept(out, kept_rows)] if kept_rows else [])
+
+
+def _asdict(one: Found) -> dict[str, Any]:
+    """With intervals as lists."""
+    from dataclasses import asdict
+
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(one).items()}
+
+
+def _at_equal_kept(
+    summary: Summary, on: OnModels | None, shares: Sequence[float], baseline: str | None
+) -> list[EqualRate]:
+    from reference.compare import at_equal_kept
+
+    found = [one for over in ("layers", "heads") for one in at_equal_kept(summary, shares, baseline, over)]
+    return found if on is None else found + on.at_equal_kept(shares, summary.prefix, baseline)
 
 
 def _at_equal_rates(
@@ -472,6 +575,35 @@ def _at_equal_rates(
 
     found = at_equal_rate(summary, targets, baseline) + at_equal_rate(summary, targets, baseline, over="heads")
     return found if on is None else found + on.at_equal_rate(targets, baseline)
+
+
+#: figures of this command
+FIGURES = ("pareto", "kept-pareto", "transform-pareto", "ablation")
+
+#: axis of EqualRate -> its column, that of its neighbours, what is said of interpolation
+AXES = {
+    "bits": ("held\nbits", "between\nheld rates", "; log2 interpolated between the two nearest held rates"),
+    "kept": ("kept\ntokens", "between\nkept", "; log2 interpolated in log2 of what is kept"),
+    "budget": ("budget\nof tokens", "between\nbudgets", "; what is kept may be less"),
+}
+
+
+def _at(place: float, axis: str) -> str:
+    return f"{place:g}" if axis == "bits" else f"{100 * place:g}%"
+
+
+def _between(below: float, above: float, axis: str) -> str:
+    if axis == "bits":
+        return f"{below:.3f} .. {above:.3f}"
+    return f"{100 * below:.3g}%" if below == above else f"{100 * below:.3g} .. {100 * above:.3g}%"
+
+
+def _keep(keep: int | float | None) -> str:
+    return "-" if keep is None else f"{100 * keep:g}%" if isinstance(keep, float) else f"{keep:,}"
+
+
+def _kept(kept: float | None) -> str:
+    return "-" if kept is None else f"{100 * kept:.1f}%"
 
 
 #: of EqualRate.measure
@@ -486,29 +618,32 @@ HEADINGS = {
 def _equal_table(console: Console, equal: Sequence[EqualRate]) -> None:
     from rich.table import Table
 
-    for measure in dict.fromkeys(one.measure for one in equal):
-        own = [one for one in equal if one.measure == measure]
+    for measure, axis in dict.fromkeys((one.measure, one.axis) for one in equal):
+        if axis == "kept" and measure not in ("attention", "kl"):
+            continue  # in the file
+        own = [one for one in equal if (one.measure, one.axis) == (measure, axis)]
+        where, between, interpolated = AXES[axis]
         there = [one for one in own if one.error is not None]
         baseline = own[0].baseline
         over = f", and over that of {baseline}" if baseline else ""
         table = Table(
-            title=f"{HEADINGS[measure]}, at equal held bits{over}; log2 interpolated between the two nearest held rates",
+            title=f"{HEADINGS[measure]}, at equal {where.replace(chr(10), ' ')}{over}{interpolated}",
             title_justify="left", box=None, pad_edge=False,
         )  # fmt: skip
-        table.add_column("held\nbits", justify="right")
+        table.add_column(where, justify="right")
         table.add_column("codec")
-        headings = ["between\nheld rates", "value", f"{there[0].error.level:.0%}" if there and there[0].error else ""]
+        headings = [between, "value", f"{there[0].error.level:.0%}" if there and there[0].error else ""]
         for heading in [*headings, *(["ratio", "paired\ninterval"] if baseline else [])]:
             table.add_column(heading, justify="right")
         for one in there:
-            table.add_row(f"{one.held_bits:g}", one.label, *_cells(one))
+            table.add_row(_at(one.held_bits, axis), one.label, *_cells(one))
         if there:
             _show(console, table)
-        if measure in ("attention", "kl"):
+        if measure in ("attention", "kl") and axis != "kept":
             missing: dict[tuple[str, str], list[str]] = {}
             for one in own:
                 if one.why:
-                    missing.setdefault((one.label, one.why), []).append(f"{one.held_bits:g}")
+                    missing.setdefault((one.label, one.why), []).append(_at(one.held_bits, axis))
             for (label, why), at in missing.items():
                 console.print(f"{label} at {', '.join(at)}: {why}; nothing is extrapolated", markup=False)
 
@@ -528,7 +663,7 @@ def _show(console: Console, table: Table) -> None:
 def _cells(one: EqualRate) -> list[str]:
     assert one.below is not None and one.above is not None and one.error is not None
     cells = [
-        f"{one.below[1]:.3f} .. {one.above[1]:.3f}",
+        _between(one.below[1], one.above[1], one.axis),
         f"{one.error.estimate:.3g}",
         f"[{one.error.low:.3g}, {one.error.high:.3g}]",
     ]
@@ -552,12 +687,22 @@ def _table(console: Console, summary: Summary, equal_rates: bool) -> None:
         pad_edge=False,
     )
     table.add_column("codec")
-    for heading in ("nominal\nbits", "held\nbits", "ratio", "state\nbytes", "attention\nerror", level):
+    reduce = any(p.keep is not None for p in summary.points)
+    for heading in (
+        "nominal\nbits",
+        *(("budget", "kept") if reduce else ()),
+        "held\nbits",
+        "ratio",
+        "state\nbytes",
+        "attention\nerror",
+        level,
+    ):
         table.add_column(heading, justify="right")
     for p in summary.points:
         state = f"{p.state_bytes:,}" + (f" (+{p.amortised_bits - p.held_bits:.3f} bits)" if p.state_bytes else "")
         table.add_row(
-            p.label, "-" if p.bits is None else f"{p.bits:g}", f"{p.held_bits:.4f}", f"{16 / p.held_bits:.2f}", state,
+            p.label, "-" if p.bits is None else f"{p.bits:g}", *((_keep(p.keep), _kept(p.kept)) if reduce else ()),
+            f"{p.held_bits:.4f}", f"{16 / p.held_bits:.2f}", state,
             f"{p.error.estimate:.3g}", f"[{p.error.low:.3g}, {p.error.high:.3g}]",
         )  # fmt: skip
     _show(console, table)
@@ -583,8 +728,10 @@ def _model_table(console: Console, summary: Summary, on: OnModels | None) -> Non
         pad_edge=False,
     )
     table.add_column("codec")
+    reduce = any(run.keep is not None for run in runs)
     for heading in (
         "nominal\nbits",
+        *(("budget", "kept") if reduce else ()),
         "held\nbits",
         "KL,\nbits",
         f"{summary.bootstrap.level:.0%}",
@@ -595,10 +742,59 @@ def _model_table(console: Console, summary: Summary, on: OnModels | None) -> Non
     for run in runs:
         kl = run.kl_bits
         table.add_row(
-            run.label, "-" if run.bits is None else f"{run.bits:g}", f"{run.held_bits:.4f}", f"{kl.estimate:.3g}",
+            run.label, "-" if run.bits is None else f"{run.bits:g}", *((_keep(run.keep), _kept(run.kept)) if reduce else ()),
+            f"{run.held_bits:.4f}", f"{kl.estimate:.3g}",
             f"[{kl.low:.3g}, {kl.high:.3g}]", f"{run.agreement:.1%}", f"{run.perplexity:.3f}",
         )  # fmt: skip
     _show(console, table)
+
+
+def _passkey_table(console: Console, found: Sequence[Found]) -> None:
+    """Right answers and log2 P(key) of each codec, paired over samples with the full cache and with the baseline."""
+    from rich.table import Table
+
+    if not found:
+        return
+    one = found[0]
+    over = any(f.gain_bits is not None for f in found)
+    table = Table(
+        title=f"passkey, {one.samples} samples, question {one.question}: the full cache finds {one.full_right} of {one.samples}, "
+        f"log2 P(key) {one.full_log2_p:.3f}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("codec")
+    headings = [
+        "nominal\nbits",
+        "budget",
+        "kept",
+        "held\nbits",
+        "found",
+        "95%",
+        "log2\nP(key)",
+        "bits lost to\nthe full cache",
+        "paired\n95%",
+    ]
+    for heading in [*headings, *(["bits gained on\nthe baseline", "paired\n95%"] if over else [])]:
+        table.add_column(heading, justify="right")
+    for f in found:
+        exact = "-" if f.accuracy is None else f"[{f.accuracy.low:.2f}, {f.accuracy.high:.2f}]"
+        ends = [
+            cell
+            for i in (f.loss_bits, *((f.gain_bits,) if over else ()))
+            for cell in (("-", "-") if i is None else (f"{i.estimate:.3f}", f"[{i.low:.3f}, {i.high:.3f}]"))
+        ]
+        table.add_row(
+            f.label, "-" if f.bits is None else f"{f.bits:g}", _keep(f.keep), _kept(f.kept), f"{f.held_bits:.4f}",
+            f"{f.right:.2f}", exact, f"{f.log2_p:.3f}", *ends,
+        )  # fmt: skip
+    _show(console, table)
+    if one.full_right < one.samples:
+        console.print(
+            f"the full cache misses {one.samples - one.full_right} of {one.samples} keys: what a codec misses there says nothing of it",
+            markup=False,
+        )
 
 
 def _equal_rates(summary: Summary) -> list[str]:

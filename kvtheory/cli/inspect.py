@@ -34,7 +34,7 @@ def inspect(
     parameters = ", ".join(f"{name}={value!r}" for name, value in record["parameters"].items())
     lines = [
         ("what", {"layer": "one layer", "layers": f"{found.layers} layers, each coded alone", "cache": "layers coded together",
-                  "state": "the fitted state of a codec, for reference.load"}[found.kind]),
+                  "state": "the fitted state of a codec, for reference.load", "sessions": "sessions stored together"}[found.kind]),
         ("format version", str(found.version)),
         ("codec", f"{found.codec}({parameters})"),
         ("state", found.digest or "none: data-oblivious"),

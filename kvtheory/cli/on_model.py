@@ -3,29 +3,36 @@
 The model reads the prefix, its cache is replaced by the decoded one in every chosen layer, and the text goes on, teacher-forced
 (`kvtheory.models.Runner`). Other than the attention error, which isolates the compressed part, this is the model as it would run:
 each token also sees the exact tokens between the prefix and itself, and errors go through all later layers.
+
+With `chunk` the prefill itself attends to compressed past (`Runner.compressed_prefill`), and what is left of it after its last chunk is what the
+text goes on from.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtheory.layer import Decoded, Layer
 from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
 from kvtheory.sweep import Task
 from reference.codec import Codec
 from reference.compare.equal_rate import Curve, EqualRate, at_rates, baseline_of
 from reference.compare.fitted import FittedCodec
-from reference.compare.sources import Source, Split, divide, open_cache
-from reference.compare.summary import labels, without_seed
+from reference.compare.sources import Source, Split, as_dtype, divide, open_cache
+from reference.compare.summary import labels, place, without_seed
 from reference.compare.tables import COLUMNS, parquet
-from reference.compare.tasks import carried, task_key, through_bytes
+from reference.compare.tasks import Coded, carried, kept_shares, task_key, through_bytes
+
+if TYPE_CHECKING:
+    from kvtheory.models.runner import Runner
 
 Row = dict[str, Any]
 
@@ -43,23 +50,42 @@ MODEL_COLUMNS: dict[str, tuple[str, bool, str]] = {
     "stream_bytes": ("int64", False, "bytes of all streams of the replaced layers"),
     "held_bits": ("double", False, "8 stream_bytes / numbers of these layers' prefix"),
     "state_bytes": COLUMNS["state_bytes"],
+    "kept": ("double", False, "tokens left / tokens coded, mean over the KV heads of the replaced layers"),
+    "prefill": ("int32", True, "tokens in a chunk of a prefill that attends to compressed past; null: prefill by the plain model"),
 }  # fmt: skip
 
 
 def plan(
-    one: Source, model: str, codecs: Sequence[Codec | FittedCodec], layers: Sequence[int] | None, split: Split
+    one: Source,
+    model: str,
+    codecs: Sequence[Codec | FittedCodec],
+    layers: Sequence[int] | None,
+    split: Split,
+    chunks: Sequence[int | None] = (None,),
 ) -> list[Task]:
-    """One task for each codec on a captured source of `model` (a name, path or hub id)."""
+    """One task for each codec and prefill on a captured source of `model` (a name, path or hub id).
+
+    chunks: tokens in a chunk of a compressed prefill; None: prefill by the plain model. ValueError for codecs that code layers together in a
+    compressed prefill.
+    """
+    refuse_chunks(codecs, chunks)
     indices = tuple(one.layers) if layers is None else tuple(layers)
     numbers = {i: one.layers[i] for i in indices}
     return [
         Task(
-            task_key(one, codec, indices, split),
+            {**task_key(one, codec, indices, split), "prefill": chunk},
             evaluate,
-            (one.path, one.digest, model, numbers, carried(codec, indices), split),
+            (one.path, one.digest, model, numbers, carried(codec, indices), split, chunk),
         )
+        for chunk in chunks
         for codec in codecs
     ]
+
+
+def refuse_chunks(codecs: Sequence[Codec | FittedCodec], chunks: Sequence[int | None]) -> None:
+    together = [codec.codec_id for codec in codecs if codec.scope != "layer"]
+    if together and any(chunk is not None for chunk in chunks):
+        raise ValueError(f"prefill: {together[0]} codes all layers together, which a compressed prefill has one by one")
 
 
 @functools.lru_cache(maxsize=1)
@@ -72,17 +98,24 @@ def _runner(model: str) -> Any:
 
 
 def evaluate(
-    path: str, digest: str, model: str, layers: dict[int, int], codec: Codec | FittedCodec, split: Split
+    path: str,
+    digest: str,
+    model: str,
+    layers: dict[int, int],
+    codec: Codec | FittedCodec,
+    split: Split,
+    chunk: int | None = None,
 ) -> list[Row]:
     """Encode, decode, replace, run: a row for each segment of the positions behind the prefix."""
     cache = open_cache(path)
     assert cache.tokens is not None
-    coded = [divide(cache[number], split)[0] for number in layers.values()]
-    found = through_bytes(codec, coded)
-    total = found[0].stream_bytes if codec.scope == "cache" else sum(one.stream_bytes for one in found)
-    numbers = sum(layer.keys.size + layer.values.size for layer in coded)
-    decoded = {index: one.decoded for index, one in zip(layers, found)}
-    seen = _runner(model).evaluate(cache.tokens[: split.prefix + split.held], split.prefix, decoded)
+    runner = _runner(model)
+    tokens = cache.tokens[: split.prefix + split.held]
+    if chunk is None:
+        replaced = replace(codec, [divide(cache[number], split)[0] for number in layers.values()])
+    else:
+        replaced = prefill(runner, codec, tokens[: split.prefix], layers, split.dtype, chunk)
+    seen = runner.evaluate(tokens, split.prefix, replaced.decoded)
     edges = np.arange(split.segments + 1) * len(seen.kl_bits) // split.segments
     rows = []
     for segment in range(split.segments):
@@ -97,12 +130,68 @@ def evaluate(
                 "predicted": len(seen.surprisal_bits[own]),
                 "plain_surprisal_bits": float(seen.plain_surprisal_bits[own].sum()),
                 "surprisal_bits": float(seen.surprisal_bits[own].sum()),
-                "stream_bytes": total,
-                "held_bits": 8 * total / numbers,
+                "stream_bytes": replaced.stream_bytes,
+                "held_bits": 8 * replaced.stream_bytes / replaced.numbers,
                 "state_bytes": codec.state_bytes,
+                "kept": replaced.kept,
             }
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What stands for a prefix: `decoded` by layer, the bytes of all streams, the numbers that they code, the share of tokens that is left."""
+
+    decoded: dict[int, Decoded]
+    stream_bytes: int
+    numbers: int
+    kept: float
+
+
+def replace(codec: Codec | FittedCodec, coded: Sequence[Layer]) -> Replacement:
+    """Layers of a plain prefill, through bytes."""
+    found = through_bytes(codec, coded)
+    total = found[0].stream_bytes if codec.scope == "cache" else sum(one.stream_bytes for one in found)
+    return Replacement(
+        {index_of(layer): one.decoded for layer, one in zip(coded, found)},
+        total,
+        sum(layer.keys.size + layer.values.size for layer in coded),
+        float(np.mean([kept_shares(one.decoded, layer.tokens)[0] for one, layer in zip(found, coded)])),
+    )
+
+
+def prefill(
+    runner: Runner,
+    codec: Codec | FittedCodec,
+    tokens: NDArray[np.int64],
+    layers: Collection[int],
+    dtype: str,
+    chunk: int,
+) -> Replacement:
+    """A prefill in chunks that attends to what the codec's bytes hold of the chunks before; bytes and shares are of the last."""
+    last: dict[int, tuple[Coded, Layer]] = {}
+
+    def compress(index: int, layer: Layer) -> Decoded | None:
+        if index not in layers:
+            return None
+        layer = as_dtype(layer, dtype)
+        (one,) = through_bytes(codec, [layer])
+        last[index] = one, layer
+        return one.decoded
+
+    decoded = runner.compressed_prefill(tokens, chunk, compress)
+    return Replacement(
+        dict(enumerate(decoded)),
+        sum(one.stream_bytes for one, _ in last.values()),
+        sum(layer.keys.size + layer.values.size for _, layer in last.values()),
+        float(np.mean([kept_shares(one.decoded, layer.tokens)[0] for one, layer in last.values()])),
+    )
+
+
+def index_of(layer: Layer) -> int:
+    assert layer.index is not None
+    return layer.index
 
 
 def write(folder: Path, rows: Sequence[Row]) -> Path:
@@ -126,6 +215,9 @@ class OnModel:
     agreement: float
     perplexity: float
     plain_perplexity: float
+    keep: int | float | None = None
+    kept: float | None = None
+    prefill: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +228,13 @@ class OnModels:
     kl: RatioBootstrap
     surprisal: RatioBootstrap
 
-    def at_equal_rate(self, target_bits: Sequence[float], baseline: str | None = None) -> list[EqualRate]:
+    def at_equal_kept(self, shares: Sequence[float], tokens: int, baseline: str | None = None) -> list[EqualRate]:
+        """`reference.compare.at_equal_kept` of the same two measures; tokens: of the prefix."""
+        return [one for axis in ("budget", "kept") for one in self.at_equal_rate(shares, baseline, axis, tokens)]
+
+    def at_equal_rate(
+        self, target_bits: Sequence[float], baseline: str | None = None, axis: str = "bits", tokens: int = 1
+    ) -> list[EqualRate]:
         """`reference.compare.at_equal_rate` of the KL divergence and of the perplexity.
 
         Both are interpolated in log2: that of the perplexity is the mean surprisal in bits. Perplexities are of the text, not above the plain
@@ -148,25 +246,30 @@ class OnModels:
             ("perplexity", np.exp(self.surprisal.log_estimates), np.exp(self.surprisal.log_replicates)),
         )
         for measure, logs, replicates in measures:
-            curves = self._curves(logs, replicates)
+            curves = self._curves(logs, replicates, axis, tokens)
             label = (
                 None if baseline is None else baseline_of(baseline, [(c.label, c.codec, c.parameters) for c in curves])
             )
             found += at_rates(curves, target_bits, measure, self.kl.segments, self.kl.level, label)
         return found
 
-    def _curves(self, logs: NDArray[np.float64], replicates: NDArray[np.float64]) -> list[Curve]:
+    def _curves(
+        self, logs: NDArray[np.float64], replicates: NDArray[np.float64], axis: str, tokens: int
+    ) -> list[Curve]:
         groups: dict[str, list[int]] = {}
         for i, point in enumerate(self.points):
             groups.setdefault(point.label, []).append(i)
         found = []
         for label, group in groups.items():
-            own = sorted(group, key=lambda i: self.points[i].held_bits)
+            at = {i: place(self.points[i], axis, tokens) for i in group}
+            own = sorted((i for i in group if at[i] is not None), key=lambda i: at[i] or 0.0)
+            if not own:
+                continue
             points = [self.points[i] for i in own]
             found.append(
                 Curve(
-                    label, points[0].codec, points[0].parameters, [p.held_bits for p in points], [p.bits for p in points],
-                    [p.amortised_bits for p in points], logs[own], replicates[own],
+                    label, points[0].codec, points[0].parameters, [at[i] or 0.0 for i in own], [p.bits for p in points],
+                    [p.amortised_bits for p in points], logs[own], replicates[own], axis,
                 )
             )  # fmt: skip
         return found
@@ -174,9 +277,9 @@ class OnModels:
 
 def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[tuple[str, int], OnModels]:
     """(cache, prefix) -> its points, in the order of the rows. The same segments are drawn for all codecs."""
-    sources: dict[tuple[str, int], dict[tuple[str, str, str], list[Row]]] = {}
+    sources: dict[tuple[str, int], dict[tuple[str, str, str, int | None], list[Row]]] = {}
     for row in rows:
-        name = (row["codec"], without_seed(row), row["state"])
+        name = (row["codec"], without_seed(row), row["state"], row.get("prefill"))
         sources.setdefault((row["cache"], row["prefix"]), {}).setdefault(name, []).append(row)
     found = {}
     for source, points in sources.items():
@@ -197,13 +300,14 @@ def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[t
             return float(sum(r[over] for r in group) / sum(r[under] for r in group))
 
         every = []
-        for i, (name, label, group) in enumerate(zip(points, labels(list(points)), points.values())):
+        said = labels([(codec, parameters, state) for codec, parameters, state, _ in points])
+        for i, (name, label, group) in enumerate(zip(points, said, points.values())):
             held = float(np.mean([r["held_bits"] for r in group]))
             numbers = 8 * group[0]["stream_bytes"] / group[0]["held_bits"]
             every.append(
                 OnModel(
                     codec=name[0],
-                    label=label,
+                    label=with_prefill(label, name[3]),
                     parameters=json.loads(name[1]),
                     bits=group[0]["bits"],
                     held_bits=held,
@@ -212,10 +316,17 @@ def summarise(rows: Sequence[Row], level: float = 0.95, seed: int = 0) -> dict[t
                     agreement=mean(group, "agree", "positions"),
                     perplexity=2 ** mean(group, "surprisal_bits", "predicted"),
                     plain_perplexity=2 ** mean(group, "plain_surprisal_bits", "predicted"),
+                    keep=json.loads(name[1]).get("keep"),
+                    kept=float(np.mean([r["kept"] for r in group])) if "kept" in group[0] else None,
+                    prefill=name[3],
                 )
             )
         found[source] = OnModels(tuple(every), kl, surprisal)
     return found
+
+
+def with_prefill(label: str, chunk: int | None) -> str:
+    return label if chunk is None else f"{label}, prefill by {chunk}"
 
 
 def picture(point: OnModel) -> dict[str, Any]:
@@ -223,6 +334,9 @@ def picture(point: OnModel) -> dict[str, Any]:
     return {
         "label": point.label,
         "bits": point.bits,
+        "keep": point.keep,
+        "kept": point.kept,
+        "prefill": point.prefill,
         "held_bits": point.held_bits,
         "error": point.kl_bits.estimate,
         "low": point.kl_bits.low,

@@ -5,6 +5,9 @@ A text of n tokens is split into a prefix of p and a continuation of n - p. The 
     prefill       the prefix at once, in the plain model; its cache is what is compressed
     continuation  the rest, teacher-forced in blocks, each block reading the prefix's cache and the blocks before it
 
+Where the prefill itself is to attend to compressed past, `compressed_prefill` computes it chunk by chunk instead: chunk j reads what a codec
+leaves of all tokens before it, and itself exactly (causal).
+
 The plain run and the replaced run differ in the tensors that stand for the prefix and in nothing else: same kernels, same blocks,
 so that a lossless codec gives the plain model's logits bit for bit. Only where a layer's Decoded has dropped tokens, log-weights or
 heads that keep different numbers is its attention mask rewritten, on the way into the model's own attention function:
@@ -27,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvtheory.layer import Decoded
+from kvtheory.layer import Decoded, Layer
 from kvtheory.models import inside, watch
-from kvtheory.models.capture import plan
+from kvtheory.models.capture import capture, plan
 from kvtheory.models.inside import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ __all__ = ["Evaluation", "Runner"]
 Float = NDArray[np.float64]
 #: one Decoded a layer (None: that layer stays exact), or those of some layers by index
 Replaced = Sequence[Decoded | None] | Mapping[int, Decoded]
+#: (index of a layer, its tokens so far with their queries) -> what later tokens read of it; None: all of it
+CompressLayer = Callable[[int, Layer], Decoded | None]
 #: told (steps done, steps in all, what is going on)
 Progress = Callable[[int, int, str], None]
 
@@ -123,6 +128,7 @@ class Runner:
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
         self._prefix: tuple[bytes, list[tuple[Any, Any]]] | None = None
         self._plain: tuple[bytes, NDArray[Any]] | None = None
+        self._like: tuple[bytes, list[Layer]] | None = None
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -187,6 +193,60 @@ class Runner:
             self, compress, tokens=tokens, samples=samples, seed=seed, filler=filler, form=form, progress=progress
         )
 
+    def compressed_prefill(
+        self, tokens: ArrayLike, chunk: int, compress: CompressLayer, progress: Progress | None = None
+    ) -> list[Decoded]:
+        """What stands for the prefix `tokens` (p,) where its own prefill attends to compressed past, a Decoded a layer, for `logits`, `evaluate`.
+
+        In chunks of `chunk` tokens, with K_j, V_j, Q_j what a layer computes of chunk j from hidden states that went the same way:
+
+            D_j = compress(layer, [K_1 .. K_j], [V_1 .. V_j], queries [Q_1 .. Q_j]),     chunk j + 1 attends to D_j and, causally, to itself
+
+        and the last D is returned. This is a causal scan: what chunk j + 1 reads depends on tokens before it alone, and reading is
+        compressed from the second chunk on. What compress is shown are all keys and values so far, each computed under compressed attention
+        and none lost: a codec that evicts may take a token back later, which a cache in little memory could not. The layers that compress is
+        shown have no extras; where it gives None they stay exact. With p <= chunk, all is exact but the result.
+
+        Raises ValueError, TypeError for arguments and Decoded that do not fit; UnsupportedModel.
+        """
+        import torch
+
+        ids = self._ids(tokens, np.size(tokens), 0)
+        if not isinstance(chunk, (int, np.integer)) or isinstance(chunk, bool) or chunk < 1:
+            raise ValueError(f"chunk: expected an int >= 1, got {chunk!r}")
+        tell = progress or (lambda done, total, what: None)
+        likes = self._likes(ids)
+        parts: list[list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]] = [[] for _ in range(self.depth)]
+        found: list[Decoded] = []
+        slots: list[_Slots] = []
+        for start in range(0, len(ids), int(chunk)):
+            tell(start, len(ids), "compressed prefill")
+            block = ids[start : start + int(chunk)]
+            cache = _cache(slots, start)
+            queries: dict[int, Any] = {}
+            with torch.no_grad(), _rewriting_masks(self.model, start, slots, queries):
+                self.model.base_model(input_ids=self._tensor(block), use_cache=True, **{self._cache_argument: cache})
+            if len(cache.layers) != self.depth or sorted(queries) != list(range(self.depth)):
+                raise UnsupportedModel(
+                    f"model: expected attention and a cache in {self.depth} layers, got {len(queries)} and {len(cache.layers)}"
+                )
+            found, slots = [], []
+            stop = start + len(block)
+            for i, (layer, like, own) in enumerate(zip(cache.layers, likes, parts)):
+                keys, values = layer.keys[:, :, -len(block) :], layer.values[:, :, -len(block) :]
+                own.append((_float32(keys[0]), _float32(values[0]), _float32(queries[i][0])))
+                k, v, q = (np.concatenate(one, axis=1) for one in zip(*own))
+                so_far = like.replace(
+                    keys=k, values=v, queries=q, positions=np.arange(stop), query_positions=np.arange(stop)
+                )
+                entry = compress(i, so_far)
+                entry = Decoded.exact(so_far) if entry is None else entry
+                found.append(entry)
+                like_cache = (x.new_empty((1, k.shape[0], stop, x.shape[3])) for x in (keys, values))
+                slots.append(_Slots.of(i, entry, *like_cache))
+        tell(len(ids), len(ids), "compressed prefill")
+        return found
+
     # -- the runs ----------------------------------------------------------------------------------------------------------
 
     def _prefill(self, ids: NDArray[np.int64]) -> list[tuple[Any, Any]]:
@@ -208,6 +268,13 @@ class Runner:
             )
         self._prefix = ids.tobytes(), found
         return found
+
+    def _likes(self, ids: NDArray[np.int64]) -> list[Layer]:
+        """Scale, RoPE, output projection and window of each layer, as a capture of `ids` states them; those of the last ids are kept."""
+        if self._like is None or self._like[0] != ids.tobytes():
+            captured = capture(self.model, None, ids, query_positions=[0])
+            self._like = ids.tobytes(), [layer.replace(extras={}) for layer in captured]
+        return self._like[1]
 
     def _continue(self, ids: NDArray[np.int64], prefix: int, slots: list[_Slots]) -> Iterator[tuple[int, Any]]:
         """(start, logits (b, vocabulary)) of each block of the continuation, the prefix's cache being `slots`."""
@@ -378,7 +445,7 @@ def _cache(slots: list[_Slots], prefix: int) -> Any:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    class Layer(DynamicLayer):
+    class Held(DynamicLayer):
         def __init__(self, entry: _Slots) -> None:
             super().__init__()
             self.lazy_initialization(entry.keys, entry.values)
@@ -393,20 +460,22 @@ def _cache(slots: list[_Slots], prefix: int) -> Any:
             return self.get_seq_length() + (query if isinstance(query, int) else len(query)), 0
 
     cache = DynamicCache()
-    cache.layers = [Layer(entry) for entry in slots]
+    cache.layers = [Held(entry) for entry in slots]
     return cache
 
 
 @contextlib.contextmanager
-def _rewriting_masks(model: Any, prefix: int, slots: list[_Slots]) -> Iterator[None]:
+def _rewriting_masks(
+    model: Any, prefix: int, slots: list[_Slots], queries: dict[int, Any] | None = None
+) -> Iterator[None]:
     """While open, attention of the layers whose slots are not simply the prefix's tokens gets a mask that fits their slots.
 
-    The model's attention function is wrapped in transformers' table of them, as in models/watch.py; with nothing to rewrite, nothing is.
+    queries: filled with those that each layer asks, layer -> (1, query_heads, q, d). The model's attention function is wrapped in transformers' table of them, as in models/watch.py; with nothing to rewrite, nothing is.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     rewritten = {entry.index: entry for entry in slots if entry.positions is not None}
-    if not rewritten:
+    if not rewritten and queries is None:
         yield
         return
     name = model.config.get_text_config()._attn_implementation
@@ -415,7 +484,10 @@ def _rewriting_masks(model: Any, prefix: int, slots: list[_Slots]) -> Iterator[N
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, **options: Any) -> Any:
         compute = original or sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
-        entry = rewritten.get(getattr(module, "layer_idx", None))  # type: ignore[arg-type]
+        index = getattr(module, "layer_idx", None)
+        if queries is not None and index is not None:
+            queries[int(index)] = query
+        entry = rewritten.get(index)  # type: ignore[arg-type]
         if entry is not None:
             mask = entry.mask(mask, query, key.shape[2], prefix, needs_floats=name == "eager")
             done.add(entry.index)
