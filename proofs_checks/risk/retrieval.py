@@ -521,7 +521,7 @@ def augmented_trace_bound(context: Context, *, augmented_bound: Function) -> Ite
     statement="On a search instance, where query j puts half its mass on token j and values are orthonormal, every summary made of K of "
     "the cache's own tokens, however weighted, has squared attention error r(P̂) at least (1 − K/n)/4: the tokens it lacks alone cost exactly that much.",
     formula="r(P̂) ≥ (1/n) Σ_{j not kept} ⟨A_P̂(q_j) − A_P(q_j), v_j⟩² = mass² (1 − K/n),   mass = 1/2",
-    assumptions=("the summary's tokens are tokens of the cache: with linearly independent queries, 2 dv made-up tokens have no risk at all",),
+    assumptions=("the summary's tokens are tokens of the cache: with linearly independent queries, dv + 1 made-up tokens have no risk at all (risk/search-lower-bound-any-atoms)",),
     expected=Verdict.HOLDS_UNDER, functions={"search_floor": "kvtheory.risk.search_floor"},
     mutants=[
         *systematic.scales("search_floor"),
@@ -568,5 +568,5 @@ def search_lower_bound(context: Context, *, search_floor: Function) -> Iterator[
     yield numerical(
         what="squared attention error of 8 made-up tokens ≥ the floor for 8 of the cache's own", ran_on=f"search instance, n = {n}, dv = {dv}, random signs",
         observed=found, predicted=search_floor(n, 2 * dv), relation=">=", tolerance=1e-9, because="0 but for rounding", role="assumption",
-        note="so a lower bound over all measures of support K needs values of a dimension of order n, or dependent queries",
+        note="so no lower bound of this kind holds over all measures of support K; what does is risk/any-atoms-floor",
     )  # fmt: skip
