@@ -26,8 +26,8 @@ _NAMES = {
     "sample_cache": "kvtheory.sample",
 }
 _MODULES = (
-    "accounting", "attention", "balancing", "distortion", "entropy", "layer", "models", "quantization", "randomness", "rate",
-    "risk", "sample", "statistics", "sweep", "synthetic", "tiny", "transform", "trie",
+    "accounting", "attention", "balancing", "distortion", "entropy", "layer", "models", "prediction", "quantization", "randomness", "rate",
+    "risk", "sample", "statistics", "sweep", "synthetic", "tiny", "transform", "trie", "workload",
 )  # fmt: skip
 #: packages of this distribution with common names; another of that name may stand first on the path
 _PACKAGES = ("figures", "gpu", "proofs_checks", "reference")

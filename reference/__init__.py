@@ -122,6 +122,7 @@ __all__ = [
     "MetricKLT",
     "PALU",
     "PolarQuant",
+    "PredictiveDelta",
     "PrefixStore",
     "QJL",
     "ScissorHands",

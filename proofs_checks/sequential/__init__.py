@@ -3,7 +3,7 @@
 Named here in the order of the ledger: each statement as printed, then what does hold.
 """
 
-from proofs_checks.sequential import entropy, injectivity, ratio, trie
+from proofs_checks.sequential import entropy, groups, injectivity, mixture, ratio, residual, sharing, trie
 
 total_entropy = entropy.total_entropy
 per_step_entropy = entropy.per_step_entropy
@@ -20,3 +20,21 @@ tree_distance = trie.tree_distance
 retrieval = trie.retrieval
 swap_time = trie.swap_time
 swap_time_corrected = trie.swap_time_corrected
+prefix_lossless = sharing.prefix_lossless
+block_granularity = sharing.block_granularity
+tenants_apart = sharing.tenants_apart
+layers_additive = sharing.layers_additive
+storage_corollary = sharing.storage_corollary
+storage_of_followers = sharing.storage_of_followers
+groups_by_small_similarity = groups.groups_by_small_similarity
+groups_by_large_similarity = groups.groups_by_large_similarity
+residual_after_divergence = groups.residual_after_divergence
+residual_of_aligned_tails = groups.residual_of_aligned_tails
+paraphrases = groups.paraphrases
+residual_of_a_mixture = mixture.residual_of_a_mixture
+residual_entropy = mixture.residual_entropy
+residual_rate_distortion = mixture.residual_rate_distortion
+speculative_free = residual.speculative_free
+speculative_cost = residual.speculative_cost
+closed_loop_error = residual.closed_loop_error
+known_token = residual.known_token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Batch:
         for salt in {member.salt for member in self.members.values()}:
             strings = sorted(m.ranked.tokens.tolist() for m in self.members.values() if m.salt == salt)
             arrays = [np.array(string) for string in strings]
-            distinct += sum(map(len, arrays)) - sum(common_prefix(a, b) for a, b in zip(arrays, arrays[1:]))
+            distinct += sum(map(len, arrays)) - sum(common_prefix(a, b) for a, b in itertools.pairwise(arrays))
         return stored - distinct
 
 

@@ -16,7 +16,7 @@ A residual is what is left of keys and values when those that the parent decodes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
     "Sessions",
     "decode_layers",
     "groups_of",
+    "held_by",
     "parts_of",
     "read",
     "session_bytes",
@@ -52,7 +53,7 @@ class End(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """parent: number of an earlier record, or None; coded: of each layer."""
 
@@ -138,7 +139,7 @@ def _sum(base: NDArray[Any], residual: NDArray[Any], offset: int) -> NDArray[Any
     return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Held:
     """A segment as read."""
 
@@ -151,6 +152,14 @@ class _Held:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+
+def hold(inner: Codec, record: Record, groups: Sequence[Reader], parent: _Held | None) -> _Held:
+    """A record with its keys and values decoded, residuals added to what the parent holds."""
+    layers = decode_layers(inner, groups, record.start, len(record.tokens))
+    if record.residual and parent is not None:
+        layers = added(parent.layers, layers, record.start)
+    return _Held(record.parent, record.start, record.tokens, record.salt, layers)
 
 
 class Sessions(Mapping[str, list[Decoded]]):
@@ -189,6 +198,20 @@ class Sessions(Mapping[str, list[Decoded]]):
                 out.append((step, until - one.start))
             until, step = min(until, one.start), one.parent
         return out[::-1]
+
+
+def held_by(inner: Codec, records: Sequence[Record], end: End) -> list[Decoded]:
+    """The layers of one session, of records that were not read but made."""
+    chain, step = [end.record], records[end.record].parent
+    while step is not None:
+        chain.append(step)
+        step = records[step].parent
+    held: list[_Held] = []
+    for i in reversed(chain):
+        own = replace(records[i], parent=len(held) - 1 if held else None)
+        groups = [Reader(part) for part in own.coded]
+        held.append(hold(inner, own, groups, held[-1] if held else None))
+    return Sessions(held, {"": End(len(held) - 1, end.tokens)})[""]
 
 
 def _first(kv: KV, count: int) -> KV:
@@ -232,17 +255,18 @@ def read(inner: Codec, parts: list[Reader], most: int | None, forks: bool) -> Se
         own = _tokens(tokens, size)
         base = payload.offset
         groups = [payload.part(payload.varint("length of a layer", most=payload.remaining)) for _ in range(layers)]
-        decoded = decode_layers(inner, groups, start, size)
-        if form and parent is not None:
-            try:
-                decoded = added(parent.layers, decoded, start)
-            except ValueError as problem:
-                raise CorruptStream(str(problem), base) from None
-        found = [(*kv.keys.shape[::2], kv.values.shape[2], kv.keys.dtype, kv.values.dtype) for kv in decoded]
+        record = Record(number - 1 if number else None, start, own, bool(form), salt, [])
+        try:
+            held.append(hold(inner, record, groups, parent))
+        except CorruptStream:
+            raise
+        except ValueError as problem:
+            raise CorruptStream(str(problem), base) from None
+        layers_held = held[-1].layers
+        found = [(*kv.keys.shape[::2], *kv.values.shape[::2], kv.keys.dtype, kv.values.dtype) for kv in layers_held]
         if kinds is not None and found != kinds:
             payload.fail("payload: expected the heads, channels and element types of the segments before", base)
         kinds = found
-        held.append(_Held(number - 1 if number else None, start, own, salt, decoded))
     for reader, name in ((segments, "segments"), (tokens, "tokens"), (payload, "payload")):
         reader.end(name)
     return Sessions(held, _table(table, sessions, held, forks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ class KV(NamedTuple):
     values: NDArray[Any]
 
 
-class LayerKind(NamedTuple):
-    """What all sessions of a store have alike in one layer."""
+@dataclass(frozen=True)
+class LayerKind:
+    """What all sessions of a store have alike in one layer; index: of the layer in its model."""
 
     kv_heads: int
     head_dim: int
@@ -36,8 +38,14 @@ class LayerKind(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer) -> LayerKind:
-        dtypes = (array.dtype.newbyteorder("=") for array in (layer.keys, layer.values))
-        return cls(layer.kv_heads, layer.head_dim, layer.value_dim, *dtypes, layer.index)  # type: ignore[arg-type]
+        keys, values = (array.dtype.newbyteorder("=") for array in (layer.keys, layer.values))
+        return cls(layer.kv_heads, layer.head_dim, layer.value_dim, keys, values, layer.index)
+
+    def __str__(self) -> str:
+        index = "" if self.index is None else f" of layer {self.index}"
+        return (
+            f"{self.kv_heads} heads x ({self.head_dim} {self.key_dtype} + {self.value_dim} {self.value_dtype}){index}"
+        )
 
 
 def cut(kv: KV, start: int, end: int) -> KV:

@@ -8,22 +8,39 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtheory import checks
 from kvtheory.layer import Cache, Decoded, Layer
 from reference import arguments, stream
 from reference.codec import Codec, encode_cache
 from reference.full import Full
+from reference.pipeline import Pipeline
 from reference.prefix_store.batch import Batch, Member
 from reference.prefix_store.blocks import Blocks
 from reference.prefix_store.groups import Ranked
 from reference.prefix_store.layout import (
-    MOST_ID, MOST_SALT, End, Record, Sessions, decode_layers, groups_of, parts_of, read, session_bytes,
+    MOST_ID,
+    MOST_SALT,
+    End,
+    Record,
+    Sessions,
+    decode_layers,
+    groups_of,
+    held_by,
+    parts_of,
+    read,
+    session_bytes,
 )  # fmt: skip
 from reference.prefix_store.radix import Radix
 from reference.prefix_store.segments import KV, LayerKind, Segment, Tokens, coded, cut
 from reference.prefix_store.tree import Found, Tree
+from reference.reducer import Reducer
 from reference.stream import Kind, Part, Reader
 
 __all__ = ["Lease", "PrefixStore", "Stats"]
+
+
+#: how a store is run, and so in no stream: no parameter that parameters.py writes
+HERE = {"state": True}
 
 
 @dataclass(frozen=True)
@@ -121,13 +138,13 @@ class PrefixStore(Codec):
 
     policy: Literal["blocks", "radix", "plt"] = "radix"
     block: int = 16
-    capacity: int | None = None
+    capacity: int | None = field(default=None, metadata=HERE)
     delta: float = 8.0
     rule: Literal["<=", ">="] = "<="
     residual: bool = True
     inner: Codec | None = None
-    verify: bool = True
-    hash_bytes: int = 32
+    verify: bool = field(default=True, metadata=HERE)
+    hash_bytes: int = field(default=32, metadata=HERE)
     _held: _State = field(init=False, repr=False)
 
     scope = "sessions"
@@ -145,9 +162,11 @@ class PrefixStore(Codec):
         if not 0 <= self.delta < float("inf"):
             raise ValueError(f"delta: expected a finite number of bits >= 0, got {self.delta}")
         if self.inner is not None and (
-            self.inner.scope != "layer" or self.inner.needs or self.inner.state_bytes or not self.inner.part_names
+            self.inner.scope != "layer" or self.inner.needs or self.inner.state_bytes or _drops_tokens(self.inner)
         ):
-            raise ValueError(f"inner: expected a data-oblivious codec of single layers, got {self.inner}")
+            raise ValueError(
+                f"inner: expected a data-oblivious codec of single layers that keeps every token, got {self.inner}"
+            )
         object.__setattr__(self, "delta", float(self.delta))
         tree = Blocks(self.block, self.hash_bytes, self.verify) if self.policy == "blocks" else Radix()
         object.__setattr__(self, "_held", _State(tree, Batch()))
@@ -171,10 +190,10 @@ class PrefixStore(Codec):
         tokens, salt = self._checked(session_id, cache, salt)
         held = self._held
         if self.policy == "plt":
-            layers = self._kv(cache, len(tokens), [], [(0, len(tokens))])[0]
+            whole = self._kv(cache, len(tokens), None, [(0, len(tokens))])[0]
             self._take_kinds(cache)
             assert cache.surprisal_bits is not None
-            held.batch.put(session_id, Member(Ranked(tokens, cache.surprisal_bits), layers, salt))
+            held.batch.put(session_id, Member(Ranked(tokens, np.array(cache.surprisal_bits)), whole, salt))
             return 0
         tree = held.tree
         found = tree.find(tokens, salt)
@@ -182,16 +201,20 @@ class PrefixStore(Codec):
         for size in tree.pieces(len(tokens) - at):
             pieces.append((at, at + size))
             at += size
-        shared = self._path(found) if self.verify else []
-        layers = dict(zip(pieces, self._kv(cache, len(tokens), shared, pieces)))
+        layers = dict(zip(pieces, self._kv(cache, len(tokens), found if self.verify else None, pieces)))
         lost = tree.literal(found, tokens) - found.length
+        first = not held.kinds
         self._take_kinds(cache)
         if self.capacity is not None:
             own = [
                 Record(None if start == 0 else 0, start, tokens[start:end], False, salt, coded(self._codec, kv, held.kinds, start))
                 for (start, end), kv in layers.items()
             ]  # fmt: skip
-            found = self._make_room(session_id, found, tokens, own)
+            try:
+                found = self._make_room(session_id, found, tokens, own)
+            except ValueError:
+                held.kinds = [] if first else held.kinds
+                raise
         leaf = tree.grow(found, tokens, lambda start, end: layers[start, end], salt)
         before = held.ends.get(session_id)
         tree.hold(leaf)
@@ -206,7 +229,8 @@ class PrefixStore(Codec):
     def get(self, session_id: str) -> list[Decoded]:
         """The layers of a session as a reader of the stream would hold them. KeyError for an id that is not there."""
         if self.policy == "plt":
-            return self._sessions()[session_id]
+            records, ends = self._records()
+            return held_by(self._codec, records, ends[session_id])
         leaf = self._held.ends[session_id]
         self._tree.hold(leaf)  # counts as a use
         self._tree.let_go(leaf)
@@ -231,11 +255,9 @@ class PrefixStore(Codec):
 
     def evict(self, tokens: int) -> int:
         """Drop at least so many tokens that nothing refers to, least recently used leaves first; gives their number."""
-        freed = 0
-        for segment in self._tree.evict():
+        freed, leaves = 0, self._tree.evict()
+        while freed < tokens and (segment := next(leaves, None)) is not None:
             freed += len(segment.tokens)
-            if freed >= tokens:
-                break
         self._held.evicted_tokens += freed
         return freed
 
@@ -335,9 +357,7 @@ class PrefixStore(Codec):
         if not self._held.kinds:
             self._held.kinds = [LayerKind.of(layer) for layer in cache]
 
-    def _kv(
-        self, cache: Cache, tokens: int, shared: Sequence[Segment], pieces: Sequence[tuple[int, int]]
-    ) -> list[list[KV]]:
+    def _kv(self, cache: Cache, tokens: int, shared: Found | None, pieces: Sequence[tuple[int, int]]) -> list[list[KV]]:
         """Keys and values of each piece, layer by layer; what is shared must be what is stored."""
         kinds = self._held.kinds
         if kinds and len(kinds) != len(cache):
@@ -352,8 +372,8 @@ class PrefixStore(Codec):
                 )
             kv = KV(layer.keys, layer.values)
             _check_finite(layer)
-            for segment in shared:
-                own, held = cut(kv, segment.start, min(segment.end, tokens)), segment.layers[i]
+            for segment in self._path(shared) if shared else []:
+                own, held = cut(kv, segment.start, min(segment.end, shared.length)), segment.layers[i]  # type: ignore[union-attr]
                 at = _first_other(own, held)
                 if at is not None:
                     raise ValueError(
@@ -399,9 +419,6 @@ class PrefixStore(Codec):
     def _parts(self) -> list[Part]:
         records, ends = self._records()
         return parts_of(max(1, len(self._held.kinds)), records, ends)
-
-    def _sessions(self) -> Sessions:
-        return self.decode_parts([Reader(part) for part in self._parts()])
 
     def _layers(self, session_id: str) -> list[Layer]:
         """A session's layers, as they were put."""
@@ -481,9 +498,11 @@ class PrefixStore(Codec):
         ]
 
 
-def _check_finite(layer: Layer) -> None:
-    from kvtheory import checks
+def _drops_tokens(codec: Codec) -> bool:
+    return isinstance(codec, Reducer) or (isinstance(codec, Pipeline) and any(map(_drops_tokens, codec.stages)))
 
+
+def _check_finite(layer: Layer) -> None:
     for name in ("keys", "values"):
         checks.finite(name, getattr(layer, name), ("head", "token", "channel"))
 
