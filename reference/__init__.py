@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from reference.palu import PALU
     from reference.pipeline import Pipeline
     from reference.polarquant import PolarQuant
-    from reference.prefix_store import PrefixStore
     from reference.predictive_delta import PredictiveDelta
+    from reference.prefix_store import PrefixStore
     from reference.qjl import QJL
     from reference.rates import AtRate, at_rate, held_bits, roundtrip
     from reference.scissorhands import ScissorHands

@@ -34,7 +34,7 @@ from reference.codec import Codec, layers_of
 from reference.entropy_coding import TokenDecoder, TokenEncoder
 from reference.errors import CorruptStream, StateMismatch
 from reference.shape import DTYPES, Shape, _dtype
-from reference.stream import Header, Kind, Part, Reader, varint
+from reference.stream import Kind, Part, Reader, varint
 
 __all__ = ["CHECK_EVERY", "TokenReplay"]
 
@@ -142,7 +142,7 @@ class TokenReplay(Codec):
             raise ValueError("cache: TokenReplay needs cache.tokens, of a kvtheory.Cache; got none")
         if len(tokens) > MOST_TOKENS:
             raise ValueError(f"tokens: expected at most {MOST_TOKENS}, got {len(tokens)}")
-        if len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < player.vocabulary):
+        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < player.vocabulary):
             raise ValueError(
                 f"tokens: expected 0 to {player.vocabulary - 1}, got {int(tokens.min())} to {int(tokens.max())}"
             )
@@ -189,10 +189,8 @@ class TokenReplay(Codec):
     def decode_tokens(self, data: bytes) -> NDArray[np.int64]:
         """The tokens of a stream, (n,) int64."""
         header, groups = stream.read(data)
-        return self._like(header)._named_replay(groups[0])
-
-    def _named_replay(self, group: list[Reader]) -> NDArray[np.int64]:
-        return self.replay(self._named(group))[0]
+        self._like(header)  # the same model, or StateMismatch
+        return self.replay(self._named(groups[0]))[0]
 
     @classmethod
     def shapes_in(cls, parts: list[Reader]) -> list[Shape]:

@@ -41,7 +41,9 @@ def encoded(smol):
                 bits.append((np.log(np.exp(z).sum()) - z[token]) / np.log(2))
             kv.append(play.feed(int(token)))
         layers = [
-            kvtheory.Layer(*(np.stack([getattr(one[i], name) for one in kv], axis=1) for name in ("keys", "values")), index=i)
+            kvtheory.Layer(
+                *(np.stack([getattr(one[i], name) for one in kv], axis=1) for name in ("keys", "values")), index=i
+            )
             for i in range(player.layers)
         ]
         cache = kvtheory.Cache(layers, tokens=tokens)

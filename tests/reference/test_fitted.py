@@ -16,10 +16,10 @@ import pytest
 import kvtheory
 import reference
 from reference import CorruptStream, StateMismatch, stream
+from tests.reference.alterations import altered, mutant
 from tests.reference.cases import FITTED
 from tests.reference.strategies import DTYPES, TOKENS
 from tests.reference.test_codec import same
-from tests.reference.alterations import altered, mutant
 
 TRIES = int(os.environ.get("KVTHEORY_FUZZ", "5000")) // 25
 SEED = int(os.environ.get("KVTHEORY_FUZZ_SEED", "0"))

@@ -16,11 +16,11 @@ from reference import CorruptStream, StateMismatch, stream
 from reference.codec import Codec, register
 from reference.kept import Kept
 from reference.stream import Reader
+from tests.reference.alterations import mutant
 from tests.reference.cases import OBLIVIOUS
 from tests.reference.strategies import DTYPES, layer, text
 from tests.reference.test_codec import same
 from tests.reference.test_fitted import attempt
-from tests.reference.alterations import mutant
 
 Pipeline = reference.Pipeline
 

@@ -24,7 +24,10 @@ def played(player, tokens):
         kv.append(play.feed(int(token)))
     layers = [
         kvtheory.Layer(
-            *(np.stack([getattr(one[i], name) for one in kv], axis=1) if kv else np.zeros((2, 0, 8)) for name in ("keys", "values")),
+            *(
+                np.stack([getattr(one[i], name) for one in kv], axis=1) if kv else np.zeros((2, 0, 8))
+                for name in ("keys", "values")
+            ),
             index=i,
         )
         for i in range(player.layers)
