@@ -194,6 +194,8 @@ class TokenReplay(Codec):
 
     @classmethod
     def shapes_in(cls, parts: list[Reader]) -> list[Shape]:
+        if not parts:
+            raise CorruptStream("TokenReplay: expected 3 parts, got 0", 0)
         head = _Head.read(parts[0])
         layers, heads, d, dv = head.like.sizes
         kind = DTYPES.index(head.like.dtype.name)

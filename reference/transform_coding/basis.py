@@ -27,6 +27,8 @@ MOST_ROWS = 1 << 16
 #: exponents beyond are no basis of float64 numbers
 MOST_EXPONENT = 1000
 MOST_COEFFICIENT = 2.0**400
+#: of a decoded number before RoPE, in magnitude
+MOST = 2.0**900
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,10 @@ class Basis:
             total = ((y - low) >> 16).astype(np.float64) @ m * 65536.0 + low.astype(np.float64) @ m
         if gain is not None:
             total = total * gain[:, None]
-        return np.ldexp(total, self.exponents) + self.mean.astype(np.float64)
+        with np.errstate(over="ignore"):
+            x = np.ldexp(total, self.exponents)
+        # no encoder comes near it (its numbers stay below 2^500); a hostile gain would, and RoPE then makes NaN of inf
+        return np.clip(x, -MOST, MOST) + self.mean.astype(np.float64)
 
     def write(self) -> bytes:
         return b"".join(

@@ -170,3 +170,23 @@ def test_a_signalling_nan_of_a_cache_file_is_refused_without_a_warning(tmp_path)
 
     with pytest.raises(CorruptCache, match="keys: expected finite numbers"):
         kvtheory.Cache.load(cache_file(tmp_path, change))[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_gains_do_not_overflow():
+    """Exponents of a basis at their limit under a scale at its own: 2^1023 and more, then RoPE of inf."""
+    from reference.transform_coding.basis import MOST, Basis
+
+    basis = Basis(np.arange(2), np.eye(2, dtype=np.int16), np.full(2, 1000), np.zeros(2, np.float32))
+    out = basis.synthesise(np.full((1, 2), 1 << 20), np.array([2.0**300]))
+    assert out.tolist() == [[MOST, MOST]]
+
+
+def test_a_stream_without_parts_is_corrupt():
+    from reference.stream import Header, Kind
+
+    for name in reference.codecs():
+        data = stream.write(Header(Kind.LAYER, name), [[]])
+        with pytest.raises((CorruptStream, reference.StateMismatch)):
+            reference.inspect(data)
+            reference.decode(data)
