@@ -22,39 +22,51 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtheory import checks
 from kvtheory.accounting import adaptive_bits
 from kvtheory.layer import Cache, Decoded, Layer
-from kvtheory.prediction import Known, Player, Prediction, Predictor, SmallerModel, TokenKV, TokenTable, law_weights
+from kvtheory.prediction import Player, Prediction, Predictor, SmallerModel, TokenKV, TokenTable
+from kvtheory.prediction.fitted import Fitted
 from kvtheory.rate import water_level
 from reference import packing, stream
 from reference.codec import Codec, layers_of
+from reference.delta_loop import (
+    Allocation,
+    Head,
+    Loop,
+    Pair,
+    Sizes,
+    Store,
+    alike,
+    ascending,
+    at_position,
+    cast,
+    decoded_layers,
+    read_shapes,
+    rebuilt,
+    refuse,
+    surprisal,
+)
 from reference.entropy_coding import TokenDecoder, TokenEncoder
 from reference.errors import CorruptStream, StateMismatch
-from reference.predictors import MOST_SIZE, known, read_predictor, write_predictor
-from reference.shape import DTYPES, Shape, _dtype
+from reference.predictors import known, read_predictor, write_predictor
+from reference.shape import Shape
 from reference.stream import Kind, Part, Reader, varint
-from reference.token_replay import CHECK_BITS, CHECK_EVERY, MOST_TOKENS, plan_digest
-from reference.vectors import largest
+from reference.token_replay import CHECK_BITS, CHECK_EVERY, plan_digest
 
 __all__ = ["MOST_BITS", "PredictiveDelta"]
 
 #: of a component of the residual, where bits adapt; and at most so many above the inner codec's own
 MOST_BITS, MOST_ABOVE = 8, 3
 CODE_BITS = 4
-#: the smallest probability of a token that the coder knows, in bits
-LEAST_LIKELY = 24.0
 
 Progress = Callable[[int, int], None]
-Sizes = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ class PredictiveDelta(Codec):
     player: Player | None = field(default=None, repr=False, compare=False, metadata={"state": True})
 
     scope = "cache"
-    part_names = ("head", "tokens", "bits", "residuals")
+    part_names = ("shapes", "head", "tokens", "bits", "residuals")
 
     def __post_init__(self) -> None:
         if self.inner is None:
@@ -160,22 +172,19 @@ class PredictiveDelta(Codec):
     # -- encode --------------------------------------------------------------------------------------------------------
 
     def encode_parts(self, data: Any, progress: Progress | None = None) -> list[Part]:
-        predictor = self._ready()
-        layers = list(layers_of(data))
-        sizes, dtype = _alike(layers)
-        own = getattr(predictor, "sizes", sizes)
-        if own != sizes:
-            raise ValueError(
-                f"cache: expected layers, kv_heads, head_dim, value_dim {own} of the predictor, got {sizes}"
-            )
+        self._ready()
+        given_layers = list(layers_of(data))
+        shapes = [Shape.of(layer) for layer in given_layers]
+        layers = [given_layers[i] for i in ascending(shapes)]
+        sizes, dtype = alike(layers)
+        self._fits(layers, sizes)
         tokens = self._tokens(data) if self._runs("token", "law") else None
         surprisals = getattr(data, "surprisal_bits", None)
         plan = self._allocate(layers, sizes, tokens, surprisals) if self.adaptive else None
-        mirror = _Loop(self, sizes, _refuse)
-        exact = _Loop(self, sizes, _refuse) if self.open_loop else None
+        mirror = Loop(self, sizes, refuse)
+        exact = Loop(self, sizes, refuse) if self.open_loop else None
         coder = TokenEncoder(self._vocabulary()) if tokens is not None else None
-        store = _Store(self, sizes)
-        held: list[list[TokenKV]] = []
+        store = Store(self, sizes)
         count = layers[0].tokens
         for t in range(count):
             token = None if tokens is None else int(tokens[t])
@@ -183,27 +192,42 @@ class PredictiveDelta(Codec):
                 coder.encode(token, mirror.coding_law)
                 if (t + 1) % CHECK_EVERY == 0:
                     coder.check(CHECK_BITS)
-            given = _at(layers, t)
+            given = at_position(layers, t)
             expected = mirror.predict(token)
             source = expected if exact is None else exact.predict(token)
             kept = self._code(given, expected, source, exact is not None, store, plan, t, dtype)
             mirror.took(token, kept)
             if exact is not None:
                 exact.took(token, given)
-            held.append(kept)
             if progress is not None:
                 progress(t + 1, count)
-        head = [varint(count), *(varint(n) for n in sizes), bytes([DTYPES.index(dtype.name)]), self._plan_digest()]
         bits = packing.pack(np.array(store.codes, np.int64), CODE_BITS) if self.adaptive else b""
+        written = [shape.write() for shape in shapes]
         return [
-            b"".join([*head, mirror.checksum.to_bytes(4, "little")]),
+            b"".join([varint(len(written)), *(piece for shape in written for piece in (varint(len(shape)), shape))]),
+            self._plan_digest() + mirror.checksum.to_bytes(4, "little"),
             coder.words() if coder is not None else b"",
             bits,
             store.parts(),
         ]
 
+    def _fits(self, layers: list[Layer], sizes: Sizes) -> None:
+        if not isinstance(self.predictor, Fitted):
+            return
+        own = self.predictor
+        held = ", ".join("none" if i is None else str(i) for i in own.indices)
+        for layer in layers:
+            if layer.index not in own.indices:
+                raise StateMismatch(
+                    f"cache: {own.name} was fitted to layers of index {held}, got one of index {layer.index}"
+                )
+        if sizes != own.sizes:
+            raise StateMismatch(
+                f"cache: {own.name} was fitted to layers, kv_heads, head_dim, value_dim {own.sizes}, got {sizes}"
+            )
+
     def _code(
-        self, given: list[TokenKV], expected: Prediction, source: Prediction, exact: bool, store: _Store, plan: _Allocation | None,
+        self, given: list[TokenKV], expected: Prediction, source: Prediction, exact: bool, store: Store, plan: Allocation | None,
         position: int, dtype: np.dtype[Any],
     ) -> list[TokenKV]:  # fmt: skip
         """The reconstructed position. expected: the decoder's prediction; source: what the residual is taken of; exact: from the exact past."""
@@ -216,25 +240,25 @@ class PredictiveDelta(Codec):
                 key_residual = keys - key_hat
                 bits = self._level(plan, position, i, key_residual, values - expected.values(i, kept, keys))
                 coded = store.quantise([(key_residual, np.zeros_like(values))], bits)[0]
-                rebuilt = _cast(key_hat + coded[0], dtype)
-                value_hat = expected.values(i, kept, rebuilt)
+                own_keys = cast(key_hat + coded[0], dtype)
+                value_hat = expected.values(i, kept, own_keys)
                 residual = (key_residual, values - value_hat)
                 coded = store.keep(position, [i], [residual], bits)[0]
-                kept.append(TokenKV(rebuilt, _cast(value_hat + coded[1], dtype)))
+                kept.append(TokenKV(own_keys, cast(value_hat + coded[1], dtype)))
             return kept
         residuals = [
             (keys - source.keys(i, given[:i]), values - source.values(i, given[:i], keys))
             for i, (keys, values) in enumerate(given)
         ]
         levels = [self._level(plan, position, i, *residual) for i, residual in enumerate(residuals)]
-        coded_all: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
+        coded_all: dict[int, Pair] = {}
         for bits in sorted(set(levels)):
             chosen = [i for i, level in enumerate(levels) if level == bits]
             coded_all.update(zip(chosen, store.keep(position, chosen, [residuals[i] for i in chosen], bits)))
-        return _rebuilt(expected, [coded_all[i] for i in range(len(given))], dtype)
+        return rebuilt(expected, [coded_all[i] for i in range(len(given))], dtype)
 
     def _level(
-        self, plan: _Allocation | None, position: int, layer: int, keys: NDArray[Any], values: NDArray[Any]
+        self, plan: Allocation | None, position: int, layer: int, keys: NDArray[Any], values: NDArray[Any]
     ) -> int:
         if plan is None:
             return self._bits
@@ -242,17 +266,13 @@ class PredictiveDelta(Codec):
             return int(plan.bits[position])
         # b = 1/2 log2(E / theta)
         energy = plan.relative(layer, keys, values)
-        return (
-            0
-            if energy <= plan.level
-            else int(np.clip(round(0.5 * math.log2(energy / plan.level)), 0, self._most))
-            if plan.level
-            else self._most
-        )
+        if energy <= plan.level:
+            return 0
+        return int(np.clip(round(0.5 * math.log2(energy / plan.level)), 0, self._most)) if plan.level else self._most
 
     def _allocate(
         self, layers: list[Layer], sizes: Sizes, tokens: NDArray[np.int64] | None, surprisals: Any
-    ) -> _Allocation:
+    ) -> Allocation:
         """From the exact past: surprisals for "paper", the level theta at which `corrected` spends b_0 bits in the mean."""
         count = layers[0].tokens
         scale = np.array(
@@ -264,7 +284,7 @@ class PredictiveDelta(Codec):
                 for one in layers
             ]
         )
-        plan = _Allocation(np.zeros(count, np.int64), 0.0, np.where(scale > 0, scale, 1.0))
+        plan = Allocation(np.zeros(count, np.int64), 0.0, np.where(scale > 0, scale, 1.0))
         if not count or (self.adaptive == "paper" and surprisals is not None):
             bits = adaptive_bits(np.asarray(surprisals, np.float64).tolist(), self._bits) if count else []
             return replace(plan, bits=np.minimum(np.array(bits, np.int64), self._most))
@@ -273,13 +293,13 @@ class PredictiveDelta(Codec):
             raise ValueError(
                 f"cache: {self.predictor.name} has no law; the paper's rule needs cache.surprisal_bits, got none"
             )
-        loop, seen, energies = _Loop(self, sizes, _refuse), [], []
+        loop, seen, energies = Loop(self, sizes, refuse), [], []
         for t in range(count):
             token = None if tokens is None else int(tokens[t])
             if self.adaptive == "paper":
                 assert token is not None
-                seen.append(_surprisal(loop.coding_law, token, self._vocabulary()))
-            given = _at(layers, t)
+                seen.append(surprisal(loop.coding_law, token, self._vocabulary()))
+            given = at_position(layers, t)
             expected = loop.predict(token)
             if self.adaptive == "corrected":
                 energies += [
@@ -289,7 +309,8 @@ class PredictiveDelta(Codec):
             loop.took(token, given)
         if self.adaptive == "paper":
             return replace(plan, bits=np.minimum(np.array(adaptive_bits(seen, self._bits), np.int64), self._most))
-        return replace(plan, level=water_level(energies, self._bits))
+        # no level below what the most bits reach: what could not be spent there would be spent on the quantiser's own errors
+        return replace(plan, level=max(water_level(energies, self._bits), max(energies) * 4.0**-self._most))
 
     def _vocabulary(self) -> int:
         predictor = self.predictor
@@ -321,27 +342,29 @@ class PredictiveDelta(Codec):
     def rebuild(self, parts: list[Reader], progress: Progress | None = None) -> tuple[NDArray[np.int64], list[Decoded]]:
         """(tokens, the layers) of the parts of a stream; no tokens where the stream has none."""
         predictor = self._ready()
-        head = _Head.read(parts[0])
-        start = parts[0].offset
-        own = getattr(predictor, "sizes", head.sizes)
-        if own != head.sizes or (
-            self.player is not None and self._runs("player") and self.player.layers != head.sizes[0]
-        ):
-            parts[0].fail(f"sizes: expected {own} of the predictor and the model's layers, got {head.sizes}", start)
-        codes = self._read_codes(parts[2], head)
-        residuals = self._read_residuals(parts[3], head, codes)
+        head, start = Head.read(parts), parts[0].offset
+        own: Any = predictor if isinstance(predictor, Fitted) else None
+        if own is not None and (own.sizes != head.sizes or own.indices != head.indices):
+            parts[0].fail(
+                f"shapes: expected {own.sizes} and indices {own.indices} of the predictor, got {head.sizes} and {head.indices}",
+                start,
+            )
+        if self.player is not None and self._runs("player") and self.player.layers != head.sizes[0]:
+            parts[0].fail(f"shapes: expected the model's {self.player.layers} layers, got {head.sizes[0]}", start)
+        codes = self._read_codes(parts[3], head)
+        residuals = self._read_residuals(parts[4], head, codes)
         with_tokens = self._runs("token", "law")
-        if with_tokens and head.tokens // CHECK_EVERY * CHECK_BITS > 8 * parts[1].remaining + 64:
-            parts[1].fail(f"tokens: {parts[1].remaining} bytes cannot hold {head.tokens}")
+        if with_tokens and head.tokens // CHECK_EVERY * CHECK_BITS > 8 * parts[2].remaining + 64:
+            parts[2].fail(f"tokens: {parts[2].remaining} bytes cannot hold {head.tokens}")
         if not with_tokens:
-            parts[1].end("tokens, of a predictor without")
+            parts[2].end("tokens, of a predictor without")
         hint = self._hint(head)
 
         def fail(problem: str) -> NoReturn:
             parts[0].fail(f"{problem}: {hint}", start)
 
-        coder = TokenDecoder(parts[1], self._vocabulary()) if with_tokens else None
-        loop = _Loop(self, head.sizes, fail)
+        coder = TokenDecoder(parts[2], self._vocabulary()) if with_tokens else None
+        loop = Loop(self, head.sizes, fail)
         tokens = np.zeros(head.tokens if with_tokens else 0, np.int64)
         held: list[list[TokenKV]] = []
         for t in range(head.tokens):
@@ -351,7 +374,7 @@ class PredictiveDelta(Codec):
                 tokens[t] = token
                 if (t + 1) % CHECK_EVERY == 0:
                     coder.check(CHECK_BITS, f"the check symbol behind token {t}: {hint}")
-            kept = _rebuilt(loop.predict(token), [layer(t) for layer in residuals], head.dtype)
+            kept = rebuilt(loop.predict(token), [layer(t) for layer in residuals], head.dtype)
             loop.took(token, kept)
             held.append(kept)
             if progress is not None:
@@ -360,15 +383,15 @@ class PredictiveDelta(Codec):
             coder.end()
         if loop.checksum != head.checksum:
             fail("tokens, keys, values: the checksum of what was rebuilt does not match")
-        return tokens, _decoded(held, head.sizes, head.dtype)
+        return tokens, decoded_layers(held, head)
 
-    def _hint(self, head: _Head) -> str:
+    def _hint(self, head: Head) -> str:
         if head.plan == self._plan_digest():
             return "the stream is damaged, or the player does not repeat itself"
         plan = json.dumps(dict(self.player.plan)) if self.player is not None else "none"
         return f"the stream was written under the plan {head.plan.hex()}, this is {self._plan_digest().hex()}: {plan}"
 
-    def _read_codes(self, reader: Reader, head: _Head) -> NDArray[np.int64]:
+    def _read_codes(self, reader: Reader, head: Head) -> NDArray[np.int64]:
         """Bits (tokens, layers)."""
         layers = head.sizes[0]
         if self.adaptive is None:
@@ -382,14 +405,14 @@ class PredictiveDelta(Codec):
             reader.fail(f"bits: expected {least} to {self._most}, got {int(codes.min())} to {int(codes.max())}", start)
         return np.broadcast_to(codes, (head.tokens, layers))
 
-    def _read_residuals(self, reader: Reader, head: _Head, codes: NDArray[np.int64]) -> list[Callable[[int], Any]]:
+    def _read_residuals(self, reader: Reader, head: Head, codes: NDArray[np.int64]) -> list[Callable[[int], Any]]:
         """Of each layer a function of the position that gives its residual (keys, values)."""
         assert self.inner is not None
         layers, heads, d, dv = head.sizes
         nothing = (np.zeros((heads, d)), np.zeros((heads, dv)))
         out: list[Callable[[int], Any]] = []
         for i in range(layers):
-            place: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
+            place: dict[int, Pair] = {}
             levels = [self._bits] if self.adaptive is None else range(1, self._most + 1)
             for bits in levels:
                 where = range(head.tokens) if self.adaptive is None else np.flatnonzero(codes[:, i] == bits).tolist()
@@ -418,17 +441,16 @@ class PredictiveDelta(Codec):
 
     @classmethod
     def shapes_in(cls, parts: list[Reader]) -> list[Shape]:
-        head = _Head.read(parts[0])
-        layers, heads, d, dv = head.sizes
-        kind = DTYPES.index(head.dtype.name)
-        return [Shape(heads, head.tokens, d, dv, kind, kind, i, range(head.tokens)) for i in range(layers)]
+        if not parts:
+            raise CorruptStream("PredictiveDelta: expected parts, got none", 0)
+        return read_shapes(parts[0])
 
     def decode_flops(self, stream_: bytes) -> int:
         """Of the model's passes (attention included), the predictor's own, the inner codec's, and adding the two."""
         predictor = self._ready()
         _, groups = stream.read(stream_)
         parts = self._named(groups[0])
-        head = _Head.read(parts[0])
+        head = Head.read(parts)
         layers, heads, d, dv = head.sizes
         total = head.tokens * (predictor.flops + layers * heads * (d + dv))
         if self._runs("law", "pass"):
@@ -437,235 +459,12 @@ class PredictiveDelta(Codec):
                 # the first position has no law, and no candidates
                 passes = 1 + (predictor.candidates if t else 0)
                 total += passes * (self.player.flops + self.player.attention_flops(t + 1))
-        codes = self._read_codes(parts[2], head)
+        codes = self._read_codes(parts[3], head)
         for i in range(layers):
             for bits in sorted(set(codes[:, i].tolist()) - ({0} if self.adaptive else set())):
                 inner = self._inner(bits)
-                body = parts[3].part(parts[3].varint("length of residuals", most=parts[3].remaining))
+                body = parts[4].part(parts[4].varint("length of residuals", most=parts[4].remaining))
                 total += inner.decode_flops(
                     stream.write(inner._header(Kind.LAYER), [[bytes(p.rest()) for p in stream.split(body)]])
                 )
         return total
-
-
-# -- encoder and decoder do the same -----------------------------------------------------------------------------------
-
-
-class _Loop:
-    """A predictor at work on a past: the reconstructed one, or (the encoder's, in open loop) the exact one."""
-
-    def __init__(self, codec: PredictiveDelta, sizes: Sizes, fail: Callable[[str], NoReturn]) -> None:
-        assert codec.predictor is not None
-        self._codec, self._sizes, self._fail = codec, sizes, fail
-        self._needs = codec.predictor.needs
-        self._running = codec.predictor.start(codec.player)
-        self._play = codec.player.start() if codec._runs("law", "pass") and codec.player is not None else None
-        self._law: NDArray[np.int64] | None = None
-        self._previous: Sequence[TokenKV] | None = None
-        self._passed: list[TokenKV] | None = None
-        self._position = 0
-        self.checksum = 0
-
-    @property
-    def coding_law(self) -> NDArray[np.int64] | None:
-        """Of the next token, for its code; None: uniform."""
-        return self._law if self._play is not None else self._running.law
-
-    def predict(self, token: int | None) -> Prediction:
-        if "pass" in self._needs:
-            self._passed = self._feed(token)
-        return self._running.predict(
-            Known(
-                self._position, self._sizes, self._previous,
-                play=self._play if "law" in self._needs else None,
-                law=self._law if "law" in self._needs else None,
-                token=token if "token" in self._needs else None,
-                passed=self._passed if "pass" in self._needs else None,
-            )
-        )  # fmt: skip
-
-    def took(self, token: int | None, kept: Sequence[TokenKV]) -> None:
-        """What the position holds from now on."""
-        if self._play is not None:
-            if "pass" not in self._needs:
-                self._feed(token)
-            self._play.revise([TokenKV(*(np.asarray(a, np.float64) for a in one)) for one in kept])
-            self._law = None if self._play.logits is None else law_weights(self._play.logits)
-        self._running.took(token)
-        self._previous, self._passed = kept, None
-        self._position += 1
-        if token is not None:
-            self.checksum = zlib.crc32(token.to_bytes(4, "little"), self.checksum)
-        if self._play is not None:
-            for one in kept:
-                for array in one:
-                    self.checksum = zlib.crc32(np.ascontiguousarray(array, "<f8").tobytes(), self.checksum)
-
-    def _feed(self, token: int | None) -> list[TokenKV]:
-        assert self._play is not None and token is not None
-        kv = self._play.feed(token)
-        found = (len(kv), *kv[0].keys.shape, kv[0].values.shape[-1])
-        if found != self._sizes:
-            self._fail(f"sizes: expected layers, kv_heads, head_dim, value_dim {found} of the model, got {self._sizes}")
-        return kv
-
-
-class _Store:
-    """Residuals as the inner codec takes them: one by one while the loop runs, in the end together, with the same result."""
-
-    def __init__(self, codec: PredictiveDelta, sizes: Sizes) -> None:
-        self._codec, self._sizes = codec, sizes
-        self.codes: list[int] = []
-        self._kept: dict[tuple[int, int], list[Any]] = {}
-
-    def quantise(
-        self, residuals: Sequence[tuple[NDArray[Any], NDArray[Any]]], bits: int
-    ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """What `bits` bits a component leave of each (keys, values)."""
-        if bits == 0 and self._codec.adaptive is not None:
-            return [(np.zeros_like(keys), np.zeros_like(values)) for keys, values in residuals]
-        inner = self._codec._inner(bits)
-        parts = inner.encode_parts(_as_layer(residuals))
-        decoded = inner.decode_parts([Reader(part) for part in parts])
-        keys, values = (np.asarray(a, np.float64) for a in (decoded.keys, decoded.values))
-        return [(keys[:, j], values[:, j]) for j in range(len(residuals))]
-
-    def keep(
-        self, position: int, layers: Sequence[int], residuals: Sequence[tuple[NDArray[Any], NDArray[Any]]], bits: int
-    ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        coded = self.quantise(residuals, bits)
-        adaptive, count = self._codec.adaptive, self._sizes[0]
-        if adaptive == "corrected":
-            self.codes += [0] * ((position + 1) * count - len(self.codes))
-            for i in layers:
-                self.codes[position * count + i] = bits
-        elif adaptive == "paper" and len(self.codes) == position:
-            self.codes.append(bits)
-        if bits or adaptive is None:
-            for i, residual, its in zip(layers, residuals, coded):
-                self._kept.setdefault((i, bits), []).append((residual, its))
-        return coded
-
-    def parts(self) -> bytes:
-        """Layer by layer, of each the levels in ascending order: varint length, the inner codec's parts. Positions: by `codes`."""
-        pieces: list[Part] = []
-        for (_, bits), kept in sorted(self._kept.items()):
-            inner = self._codec._inner(bits)
-            body = stream.join(inner.encode_parts(_as_layer([residual for residual, _ in kept])))
-            decoded = inner.decode_parts(inner._named(stream.split(Reader(body))))
-            alone = [np.stack([its[side] for _, its in kept], axis=1) for side in (0, 1)]
-            if not (np.array_equal(decoded.keys, alone[0]) and np.array_equal(decoded.values, alone[1])):
-                raise ValueError(f"inner: expected a codec that codes each vector alone, got {inner}")
-            pieces += [varint(len(body)), body]
-        return b"".join(pieces)
-
-
-@dataclass(frozen=True)
-class _Allocation:
-    """bits (tokens,) of "paper"; level theta of "corrected"; scale (layers, 2): mean square of a key's and a value's number."""
-
-    bits: NDArray[np.int64]
-    level: float
-    scale: NDArray[np.float64]
-
-    def relative(self, layer: int, keys: NDArray[Any], values: NDArray[Any]) -> float:
-        """Mean square of a residual's number over that of the layer's, mean of keys and values."""
-        energies = [float((np.asarray(a, np.float64) ** 2).mean()) for a in (keys, values)]
-        return float(np.mean(energies / self.scale[layer]))
-
-
-@dataclass(frozen=True)
-class _Head:
-    tokens: int
-    sizes: Sizes
-    dtype: np.dtype[Any]
-    plan: bytes
-    checksum: int
-
-    @classmethod
-    def read(cls, reader: Reader) -> _Head:
-        tokens = reader.varint("tokens", most=MOST_TOKENS)
-        sizes = tuple(reader.varint(name, most=MOST_SIZE) for name in ("layers", "kv_heads", "head_dim", "value_dim"))
-        start = reader.offset
-        kind = reader.u8("element type")
-        if kind >= len(DTYPES) or not all(sizes):
-            reader.fail("head: expected an element type below 4, and no size of 0", start)
-        plan = bytes(reader.take(4, "digest of the plan"))
-        checksum = int.from_bytes(reader.take(4, "checksum of what is rebuilt"), "little")
-        reader.end("head")
-        return cls(tokens, sizes, _dtype(kind), plan, checksum)  # type: ignore[arg-type]
-
-
-def _refuse(problem: str) -> NoReturn:
-    raise ValueError(f"cache: {problem}")
-
-
-def _alike(layers: list[Layer]) -> tuple[Sizes, np.dtype[Any]]:
-    if not layers:
-        raise ValueError("cache: expected at least one layer, got none")
-    kinds = {
-        (
-            one.kv_heads,
-            one.head_dim,
-            one.value_dim,
-            one.keys.dtype.newbyteorder("="),
-            one.values.dtype.newbyteorder("="),
-            one.tokens,
-        )
-        for one in layers
-    }
-    if len(kinds) > 1:
-        raise ValueError(f"cache: expected layers of one shape and element type, got {len(kinds)}")
-    heads, d, dv, key_type, value_type, tokens = kinds.pop()
-    if key_type != value_type:
-        raise ValueError(f"cache: expected keys and values of one element type, got {key_type} and {value_type}")
-    if tokens > MOST_TOKENS or max(len(layers), heads, d, dv) > MOST_SIZE:
-        raise ValueError(f"cache: expected at most {MOST_TOKENS} tokens and sizes of {MOST_SIZE}")
-    for one in layers:
-        if not np.array_equal(one.positions, np.arange(tokens)):
-            raise ValueError("positions: PredictiveDelta expects 0, 1, ..., got others")
-        for name, array in (("keys", one.keys), ("values", one.values)):
-            checks.finite(name, array, ("head", "token", "channel"))
-    return (len(layers), heads, d, dv), np.dtype(key_type)
-
-
-def _at(layers: list[Layer], position: int) -> list[TokenKV]:
-    return [TokenKV(*(np.asarray(a[:, position], np.float64) for a in (one.keys, one.values))) for one in layers]
-
-
-def _rebuilt(
-    expected: Prediction, residuals: Sequence[tuple[NDArray[Any], NDArray[Any]]], dtype: np.dtype[Any]
-) -> list[TokenKV]:
-    kept: list[TokenKV] = []
-    for i, (key_residual, value_residual) in enumerate(residuals):
-        keys = _cast(expected.keys(i, kept) + key_residual, dtype)
-        kept.append(TokenKV(keys, _cast(expected.values(i, kept, keys) + value_residual, dtype)))
-    return kept
-
-
-def _cast(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    most = largest(dtype)
-    return np.clip(np.asarray(x, np.float64), -most, most).astype(dtype)
-
-
-def _surprisal(law: NDArray[np.int64] | None, token: int, vocabulary: int) -> float:
-    if law is None:
-        return math.log2(vocabulary)
-    weight = int(law[token])
-    return min(LEAST_LIKELY, math.log2(int(law.sum()) / weight)) if weight else LEAST_LIKELY
-
-
-def _as_layer(residuals: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Layer:
-    return Layer(*(np.stack([np.asarray(pair[side], np.float32) for pair in residuals], axis=1) for side in (0, 1)))
-
-
-def _decoded(held: list[list[TokenKV]], sizes: Sizes, dtype: np.dtype[Any]) -> list[Decoded]:
-    layers, heads, d, dv = sizes
-    out = []
-    for i in range(layers):
-        keys, values = (
-            np.stack([getattr(kv[i], name) for kv in held], axis=1) if held else np.zeros((heads, 0, dim), dtype)
-            for name, dim in (("keys", d), ("values", dv))
-        )
-        out.append(Decoded.of(keys, values))
-    return out

@@ -82,14 +82,20 @@ class _ModelPlay:
         return [TokenKV(_array(layer.keys[0, :, -1]), _array(layer.values[0, :, -1])) for layer in self.cache.layers]
 
     def put(self, kv: Sequence[TokenKV]) -> None:
-        for i, one in enumerate(kv):
-            self.cache.update(self._tensor(one.keys), self._tensor(one.values), i)
+        import torch
+
+        with torch.inference_mode():
+            for i, one in enumerate(kv):
+                self.cache.update(self._tensor(one.keys), self._tensor(one.values), i)
         self.logits = None
 
     def revise(self, kv: Sequence[TokenKV]) -> None:
-        for layer, one in zip(self.cache.layers, kv):
-            layer.keys[:, :, -1:] = self._tensor(one.keys)
-            layer.values[:, :, -1:] = self._tensor(one.values)
+        import torch
+
+        with torch.inference_mode():  # the cache's tensors were made in it
+            for layer, one in zip(self.cache.layers, kv):
+                layer.keys[:, :, -1:] = self._tensor(one.keys)
+                layer.values[:, :, -1:] = self._tensor(one.values)
 
     def candidates(self, tokens: ArrayLike) -> list[TokenKV]:
         found = []

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import reference
+from kvtheory.prediction import LayerLinear, Nothing
 from tests.reference.strategies import text
 
 OBLIVIOUS = {
@@ -137,6 +138,10 @@ FITTED = {
             metric="coherent",
         )
     ),
+    "PredictiveDelta": Fitted(lambda text: reference.PredictiveDelta(LayerLinear.fit(text), reference.TurboQuant(3))),
+    "PredictiveDelta corrected": Fitted(
+        lambda text: reference.PredictiveDelta(Nothing.fit(text), reference.TurboQuant(3), "corrected")
+    ),
     "Pipeline AATC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.AATC.fit(text, 4, window=2)])),
     "Pipeline KVTC": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.KVTC.fit(text, 4, window=2)])),
     "Pipeline PALU": Fitted(lambda text: reference.Pipeline([reference.Full(), reference.PALU.fit(text, 4)])),
@@ -160,7 +165,10 @@ REDUCERS: dict[str, Any] = {
     "ScissorHands 12": reference.ScissorHands(12, sinks=2, window=3),
     "ScissorHands short history": reference.ScissorHands(12, sinks=0, window=0, history=3, drop=0.1),
     "ScissorHands share": reference.ScissorHands(0.4, sinks=1, window=4, drop=1.0),
-    **{f"MergeReduce {name}": reference.MergeReduce(12, name, sinks=2, window=3) for name in reference.merge_reduce.REDUCERS},
+    **{
+        f"MergeReduce {name}": reference.MergeReduce(12, name, sinks=2, window=3)
+        for name in reference.merge_reduce.REDUCERS
+    },
     "MergeReduce leaves of 16": reference.MergeReduce(12, "random", sinks=0, window=0, block=16),
     "MergeReduce share": reference.MergeReduce(0.4, "refit", sinks=1, window=4),
 }
