@@ -185,7 +185,7 @@ def test_extreme_gains_do_not_overflow():
 def test_a_stream_without_parts_is_corrupt():
     from reference.stream import Header, Kind
 
-    for name in reference.codecs():
+    for name in reference._CODECS:  # not what other tests have registered
         data = stream.write(Header(Kind.LAYER, name), [[]])
         with pytest.raises((CorruptStream, reference.StateMismatch)):
             reference.inspect(data)
