@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvtheory import checks
 from kvtheory.randomness import generator
+from kvtheory.risk.gram import centred_gram
 from kvtheory.risk.profiles import Kind, density, one_head, value_scale
 from kvtheory.risk.spectra import Spectrum
 
@@ -51,14 +52,11 @@ def profile_gram(q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: float | None =
         v = _centred(v)  # which the centred profile does not see; v_i - o cancels less without it
     b = density(q, k, scale=scale)
     o = b.T @ v / n
-    beside = b * (v @ o.T)  # b_i v_i.o
     if kind == "centred":
-        cross = beside @ b.T
-        gram = (b @ b.T) * (v @ v.T) - cross - cross.T + (b * (o**2).sum(axis=1)) @ b.T
-    else:
-        c2 = value_scale(v, np.full(n, 1 / n)) ** 2
-        cross = beside.sum(axis=1)
-        gram = (b @ b.T) * (v @ v.T) - cross[:, None] - cross + (o**2).sum() + c2 * ((b - 1) @ (b - 1).T)
+        return centred_gram(b, v, o)
+    c2 = value_scale(v, np.full(n, 1 / n)) ** 2
+    cross = (b * (v @ o.T)).sum(axis=1)  # b_i v_i.o
+    gram = (b @ b.T) * (v @ v.T) - cross[:, None] - cross + (o**2).sum() + c2 * ((b - 1) @ (b - 1).T)
     return np.asarray(0.5 * (gram + gram.T) / m)
 
 

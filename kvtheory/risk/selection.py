@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvtheory import checks
+from kvtheory.risk.gram import centred_gram
 from kvtheory.risk.profiles import density, one_head, value_scale
 
 __all__ = ["refit_weights", "selection_bound"]
@@ -53,15 +54,13 @@ def refit_weights(
     from scipy.optimize import nnls
 
     q, k, v, scale = one_head(q, k, v, scale)
-    n, m = len(k), len(q)
+    n = len(k)
     kept, ridge = _support(index, n), checks.positive("ridge", ridge)
     b = density(q, k, scale=scale)
     o = b.T @ v / n
     c2 = value_scale(v, np.full(n, 1 / n)) ** 2
     own, values = b[kept], v[kept]
-    cross = (own * (values @ o.T)) @ own.T
-    gram = (own @ own.T) * (values @ values.T + c2) - cross - cross.T + (own * (o**2).sum(axis=1)) @ own.T
-    gram = 0.5 * (gram + gram.T) / m
+    gram = centred_gram(own, values, o, c2)
     pull = ridge * np.maximum(np.diag(gram), np.finfo(np.float64).tiny)
     target = c2 * own.mean(axis=1) + pull / n
     # the normal equations as least squares: R^T R = gram + diag(pull), by eigenvalues as gram may be singular up to rounding

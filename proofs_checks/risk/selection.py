@@ -94,7 +94,7 @@ def _radius_of_norms(true: Function) -> Function:
         Mutant("mean square of the values for their radius", "selection_bound", _radius_of_norms),
         Mutant("twice the bound", "selection_bound", lambda true: lambda *a, **k: 2 * true(*a, **k)),
         Mutant("weights left as they were", "refit_weights", lambda true: lambda q, k, v, index, scale=None, ridge=1e-3: np.full(len(index), 1 / len(index))),
-        Mutant("total of 1 forced by the mean", "refit_weights", lambda true: lambda q, k, v, index, scale=None, ridge=1e-3: np.roll(true(q, k, v, index, scale, ridge=ridge), 1)),
+        Mutant("weights of the token before", "refit_weights", lambda true: lambda q, k, v, index, scale=None, ridge=1e-3: np.roll(true(q, k, v, index, scale, ridge=ridge), 1)),
         *systematic.scales("attention_risk"),
     ],
     figure="selection-against-balance",

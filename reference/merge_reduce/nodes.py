@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory import balancing
+from kvtheory.risk.gram import centred_gram
 from reference.merge_reduce.refit import refit
 
 __all__ = ["REDUCERS", "Atoms", "features", "reduce_atoms"]
@@ -70,10 +71,7 @@ def features(atoms: Atoms, q: Float, scale: float, sinks: Atoms) -> Float:
     a = e / total
     o = (atoms.weight[:, None] * a).T @ atoms.values + (s / total).T @ sinks.values
     c2 = float((atoms.weight @ (atoms.values**2).sum(axis=1)) / atoms.weight.sum()) or 1.0
-    # (v_i - o).(v_j - o) + c^2 = v_i.v_j + c^2 - v_i.o - v_j.o + |o|^2, summed over q with weights a_i a_j
-    cross = (a * (atoms.values @ o.T)) @ a.T
-    gram = (a @ a.T) * (atoms.values @ atoms.values.T + c2) - cross - cross.T + (a * (o**2).sum(axis=1)) @ a.T
-    values, vectors = np.linalg.eigh(gram / len(q))
+    values, vectors = np.linalg.eigh(centred_gram(a, atoms.values, o, c2))
     # below the rounding of the largest eigenvalue there is nothing but noise
     true = values > values[-1] * len(values) * np.finfo(np.float64).eps
     return (vectors[:, true] * np.sqrt(values[true]))[:, ::-1]

@@ -10,7 +10,7 @@ import reference
 from kvtheory import attention
 from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix_summaries, reduce_atoms
 from reference.merge_reduce.law import QueryLaw
-from reference.merge_reduce.nodes import features
+from reference.merge_reduce.nodes import features, protected
 from reference.merge_reduce.refit import RIDGE, pursuit, refit, weights
 
 AWARE = [name for name in REDUCERS if name != "random"]
@@ -218,6 +218,23 @@ def test_pursuit_finds_what_is_all_there_is():
     # and at 5 places nothing is lost by the others
     place, weight = refit(x, w, 5)
     assert {3, 9, 17} <= set(place.tolist())
+
+
+def test_pursuit_asks_for_direction_not_size():
+    """Two large profiles nearly across what is missing, one small one along it: the small one is taken."""
+    x = np.array([[1.736, 9.848], [1.0, 0.0], [1.736, -9.848]])
+    assert pursuit(x, np.ones(3), 1).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "reducer, protect, K, m",
+    [
+        ("halving", None, 60, 0), ("cube", None, 60, 15), ("spectral", None, 60, 10), ("cluster", None, 60, 64),
+        ("cube", 70, 60, 59), ("spectral", 70, 60, 29), ("cluster", 70, 60, 70), ("spectral", None, 1, 0), ("cube", 5, 60, 5),
+    ],
+)  # fmt: skip
+def test_directions_without_error_leave_room_in_the_budget(reducer, protect, K, m):
+    assert protected(reducer, protect, K) == m
 
 
 def test_pursuit_beats_the_largest_and_a_sample():
