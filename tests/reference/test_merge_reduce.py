@@ -301,6 +301,23 @@ def test_sinks_and_window_are_exact(reducer, block):
         )
 
 
+def test_sinks_take_their_part_of_the_attention():
+    """What is between sinks and window is summarised beside the sinks: they are in Z and in the output that the profiles are taken from."""
+    own = layer()
+    codec = MergeReduce(30, "refit", sinks=4, window=10, block=8192)
+    every = Atoms(own.positions, np.ones(100), own.keys[0].astype(float), own.values[0].astype(float))
+    law = QueryLaw.of(own, 0, codec.queries)
+    beside, alone = (
+        reduce_atoms(every[4:90], 16, "refit", None, law.after(89), law.scale, sinks, 0)
+        for sinks in (every[:4], every[:0])
+    )
+    middle = codec.reduce(own)
+    n = int(middle.kept[0])
+    assert middle.positions[0, 4 : n - 10].tolist() == beside.position.tolist()
+    np.testing.assert_allclose(middle.log_weights[0, 4 : n - 10], np.log(beside.weight), atol=1e-6)
+    assert not same(beside, alone)
+
+
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("keep, block", [(0, None), (3, None), (30, None), (30, 16), (30, 64), (90, None), (200, None)])
 @pytest.mark.parametrize("step", [1, 13])

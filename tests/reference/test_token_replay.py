@@ -1,5 +1,9 @@
 """TokenReplay on a toy model: exact under its plan, refused or the same under another, bits counted."""
 
+import hashlib
+import json
+import zlib
+
 import numpy as np
 import pytest
 
@@ -149,6 +153,33 @@ def test_the_frontier_trades_bits_for_passes():
     assert held == sorted(held) and flops == sorted(flops, reverse=True)
     passes = sum(PLAYER.flops + PLAYER.attention_flops(t + 1) for t in range(100))
     assert flops[0] == passes and flops[-1] < 0.2 * passes
+
+
+def test_the_head_is_that_of_the_document():
+    """Sizes, element type, digest of the plan, and a CRC-32 that runs over every token, key and value."""
+    cache, _ = played(PLAYER, TOKENS[:70])
+    _, groups = stream.read(TokenReplay.of(PLAYER).encode(cache))
+    head = bytes(groups[0][0].rest())
+    crc = 0
+    for t in range(70):
+        crc = zlib.crc32(int(cache.tokens[t]).to_bytes(4, "little"), crc)
+        for one in cache:
+            crc = zlib.crc32(one.keys[:, t].astype("<f8").tobytes(), crc)
+            crc = zlib.crc32(one.values[:, t].astype("<f8").tobytes(), crc)
+    plan = hashlib.sha256(json.dumps(dict(PLAYER.plan), sort_keys=True).encode()).digest()[:4]
+    assert head == bytes([70, 2, 2, 8, 8, 3]) + plan + crc.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_behind_a_checkpoint_there_is_no_law(every):
+    """No pass was made there, so the next token costs log2 of the vocabulary: 6 bits of 64 tokens."""
+    cache, bits = played(PLAYER, TOKENS[:200])
+    data = TokenReplay.of(PLAYER, every, reference.Full()).encode(cache)
+    payload = {part.name: 8 * part.bytes for part in reference.inspect(data).parts}["tokens"]
+    uniform = np.arange(200) % every == 0
+    expected = 6.0 * uniform.sum() + bits[~uniform].sum()
+    # Full stores float32, so laws differ in their last places
+    assert expected - 1 <= payload <= 1.001 * expected + 64
 
 
 def test_an_inner_codec_that_mixes_tokens_is_refused():
