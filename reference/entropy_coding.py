@@ -117,7 +117,10 @@ class TokenEncoder:
 
 
 class TokenDecoder:
-    """What `TokenEncoder` wrote, from all of a Reader; CorruptStream for what it could not have written, where that shows."""
+    """What `TokenEncoder` wrote, from all of a Reader; CorruptStream for anything else.
+
+    constriction's `maybe_exhausted` passes over a surplus word, so what was decoded is encoded again beside: the words must be those.
+    """
 
     def __init__(self, reader: Reader, vocabulary: int) -> None:
         self._reader, self._start = reader, reader.offset
@@ -125,6 +128,7 @@ class TokenDecoder:
             reader.fail(f"range-coded words: expected a multiple of 4 bytes, got {reader.remaining}")
         words = reader.array("<u4", reader.remaining // 4, "range-coded words").astype(np.uint32)
         self._uniform = _constriction().stream.model.Uniform(vocabulary)
+        self._words, self._again = words.astype("<u4").tobytes(), TokenEncoder(vocabulary)
         self._decoder = self._guarded(lambda: _constriction().stream.queue.RangeDecoder(words))
 
     def _guarded(self, what: Any) -> Any:
@@ -136,17 +140,21 @@ class TokenDecoder:
             self._reader.fail(f"range-coded words: {type(problem).__name__} in constriction", self._start)
 
     def decode(self, weights: NDArray[np.int64] | None) -> int:
-        return int(self._guarded(lambda: self._decoder.decode(_law(weights, self._uniform))))
+        token = int(self._guarded(lambda: self._decoder.decode(_law(weights, self._uniform))))
+        self._again.encode(token, weights)
+        return token
 
     def check(self, bits: int, what: str) -> None:
         """CorruptStream unless the check symbol is 0."""
         found = self._guarded(lambda: self._decoder.decode(_constriction().stream.model.Uniform(1 << bits)))
         if found != 0:
             self._reader.fail(f"{what}: expected 0, got {found}", self._start)
+        self._again.check(bits)
 
     def end(self) -> None:
-        if not self._guarded(self._decoder.maybe_exhausted):
-            self._reader.fail("range-coded words: some are left over", self._start)
+        """CorruptStream unless these tokens and checks are written in these words."""
+        if self._again.words() != self._words:
+            self._reader.fail("range-coded words: these are not an encoder's, or some are left over", self._start)
 
 
 def _law(weights: NDArray[np.int64] | None, uniform: Any) -> Any:

@@ -170,6 +170,16 @@ def test_the_head_is_that_of_the_document():
     assert head == bytes([70, 2, 2, 8, 8, 3]) + plan + crc.to_bytes(4, "little")
 
 
+@pytest.mark.parametrize("more", [4, 8, 40])
+def test_words_behind_the_last_token_are_refused(more):
+    codec = TokenReplay.of(PLAYER)
+    cache, _ = played(PLAYER, TOKENS[:70])
+    header, groups = stream.read(codec.encode(cache))
+    parts = [bytes(part.rest()) for part in groups[0]]
+    with pytest.raises(reference.CorruptStream, match="left over"):
+        codec.decode(stream.write(header, [[parts[0], parts[1] + b"\x5a" * more, parts[2]]]))
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_behind_a_checkpoint_there_is_no_law(every):
     """No pass was made there, so the next token costs log2 of the vocabulary: 6 bits of 64 tokens."""
