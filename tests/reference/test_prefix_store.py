@@ -644,3 +644,23 @@ def test_inspect_says_where_the_bytes_went(tmp_path):
     assert found.kind == "sessions" and sum(part.bytes for part in found.parts) == len(data) and found.held_bits is None
     said = CliRunner().invoke(app, ["inspect", str(tmp_path / "x.kvs")])
     assert said.exit_code == 0 and "sessions stored together" in said.output and "payload" in said.output
+
+
+def test_colliding_hashes_share_within_a_salt_alone():
+    """Hashes of one byte, nothing verified: sessions collide all the time, and never with those of another tenant."""
+    rng = np.random.default_rng(0)
+    store = reference.PrefixStore(policy="blocks", block=2, hash_bytes=1, verify=False)
+    keys, salts = {}, {}
+    for i in range(200):
+        name = f"s{i}"
+        keys[name], salts[name] = rng.normal(size=(1, 2, 4)).astype(np.float32), bytes([i % 7])
+        own = Layer(keys[name], keys[name])
+        store.put(name, Cache([own], tokens=rng.integers(0, 9, 2)), salt=salts[name])
+    wrong = [
+        (name, other)
+        for name in keys
+        for other in keys
+        if other != name and np.array_equal(store.get(name)[0].keys, keys[other])
+    ]
+    assert wrong  # it does collide
+    assert all(salts[name] == salts[other] for name, other in wrong)
