@@ -11,6 +11,7 @@ from kvtheory.accounting import adaptive_bits
 from kvtheory.layer import Cache, Layer
 from kvtheory.prediction import ToyPlayer
 from reference import packing, stream
+from reference.delta_loop import Allocation
 from reference.predictive_delta import PredictiveDelta
 
 PLAYER = ToyPlayer(vocabulary=16, layers=2, kv_heads=2, head_dim=8, sharpness=0.6)
@@ -443,3 +444,14 @@ def _refused(codec, body):
     except (reference.CorruptStream, reference.StateMismatch):
         return True
     return False
+
+
+def test_corrected_bits_are_half_the_logarithm_of_the_energy():
+    """b = 1/2 log2(E / theta), E the mean over keys and values of a residual's mean square over the layer's: written out."""
+    codec = PredictiveDelta(PREDICTORS["Nothing"], reference.TurboQuant(3), adaptive="corrected")
+    plan = Allocation(np.zeros(0, np.int64), 1 / 32, np.array([[1.0, 1.0], [4.0, 1.0]]))
+    keys, values = np.full((2, 8), 2.0), np.zeros((2, 8))
+    # layer 0: E = (4 / 1 + 0) / 2 = 2, 64 theta; layer 1: E = (4 / 4 + 0) / 2 = 1/2, 16 theta
+    assert [codec._level(plan, 0, layer, keys, values) for layer in (0, 1)] == [3, 2]
+    assert [codec._level(plan, 0, 1, keys * 2.0**-e, values) for e in (1, 2, 3)] == [1, 0, 0]
+    assert codec._level(plan, 0, 0, keys * 2.0**20, values) == codec._most == 6

@@ -664,3 +664,18 @@ def test_colliding_hashes_share_within_a_salt_alone():
     ]
     assert wrong  # it does collide
     assert all(salts[name] == salts[other] for name, other in wrong)
+
+
+def test_a_blocks_hash_is_that_of_all_before_it():
+    """H(H(block before), tokens), from H(salt) on, written out; the same block behind another prefix or salt has another one."""
+    from hashlib import sha256
+
+    from reference.prefix_store.blocks import Blocks
+
+    blocks, tokens = Blocks(2), np.array([5, 6, 5, 6, 7])
+    chain, expected = sha256(b"tenant").digest(), []
+    for pair in ((5, 6), (5, 6)):
+        chain = sha256(chain + struct.pack("<2q", *pair)).digest()
+        expected.append(chain)
+    assert blocks.hashes(tokens, b"tenant") == expected and expected[0] != expected[1]
+    assert blocks.hashes(tokens, b"another")[0] != expected[0]
