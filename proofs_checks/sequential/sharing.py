@@ -60,7 +60,27 @@ def prefix_lossless(context: Context, *, store: Function) -> Result:
             yield exact(
                 what="tokens found stored", ran_on=where, role="control", observed=sum(hits), predicted=0, relation=">"
             )
+    yield from _same_block_elsewhere(store)
     yield from _wrong_share(context, store, toy)
+
+
+def _same_block_elsewhere(store: Function) -> Result:
+    """P X, Q, Q X: the third session finds Q, and X must not be the one that stands behind P."""
+    P, Q, X = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
+    made = [
+        (Session(name, "one", "prompt", None, "", np.array(tokens)), stored.causal(tokens))
+        for name, tokens in (("PX", P + X), ("Q", Q), ("QX", Q + X))
+    ]
+    for policy, options in POLICIES[:2]:
+        held, hits = fill(store, made, policy, verify=False, **options)
+        where = f"P X, Q and Q X, blocks of 4 tokens, {policy} {options or ''}"
+        yield exact(
+            what="sessions of which any bit comes back wrong",
+            ran_on=where,
+            observed=stored.wrong_sessions(held, made),
+            predicted=0,
+        )
+        yield exact(what="tokens found stored: Q, once", ran_on=where, role="control", observed=sum(hits), predicted=4)
 
 
 def _wrong_share(context: Context, store: Function, toy: Named) -> Result:
