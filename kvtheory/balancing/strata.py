@@ -26,10 +26,15 @@ def draw(x: Float, p: Float, K: int, protect: int, rng: np.random.Generator) -> 
 
 def kd_order(leading: Float, p: Float, K: int) -> NDArray[np.intp]:
     """Tokens (n,) in an order of which consecutive runs are cells of a k-d tree: each cut at half its mass, by the directions in turn."""
-    cell = np.zeros(len(p), dtype=np.intp)
-    order = np.arange(len(p))
-    for level in range(max(K - 1, 0).bit_length() if leading.shape[1] else 0):
-        order = np.lexsort((leading[:, level % leading.shape[1]], cell))
+    n, directions = leading.shape
+    cell = np.zeros(n, dtype=np.intp)
+    # each direction is sorted once; then cell and place are one integer, sorted without its index
+    ascending = np.argsort(leading, axis=0, kind="stable")
+    place = np.empty_like(ascending)
+    np.put_along_axis(place, ascending, np.arange(n)[:, None], axis=0)
+    for level in range(max(K - 1, 0).bit_length() if directions else 0):
+        d = level % directions
+        order = ascending[np.sort(cell * n + place[:, d]) % n, d]
         mass = np.cumsum(p[order]) - p[order] / 2
         # a cell's half, from the mass at its ends
         starts = np.flatnonzero(np.diff(cell[order], prepend=-1))
