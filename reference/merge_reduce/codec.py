@@ -13,8 +13,10 @@ Blocks of tokens are reduced to K atoms each, and these two by two (reference.me
     spectral   the walk whose error is at most 2 tail_m / (K - 2 m), m = protect (theory C-T2')
     cluster    K groups in the space of the `protect` leading directions, one random token of each
     refit      support by greedy pursuit, weights by non-negative least squares on the profiles (reference.merge_reduce.refit)
+    refit-mass    the same with weights that sum to n'
+    refit-values  refit, then new values for the atoms by least squares on the outputs (reference.merge_reduce.revalue)
 
-All but refit are unbiased, and their weights sum to n'. Profiles are those of the latest queries, turned behind the tokens in question (reference.merge_reduce.law).
+All but these three are unbiased; weights sum to n' but for refit and refit-values. Profiles are those of the latest queries, turned behind the tokens in question (reference.merge_reduce.law).
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class MergeReduce(Reducer):
     """
 
     keep: int | float = 0.05
-    reducer: Literal["random", "halving", "cube", "spectral", "cluster", "refit"] = "spectral"
+    reducer: Literal["random", "halving", "cube", "spectral", "cluster", "refit", "refit-mass", "refit-values"] = (
+        "spectral"
+    )
     protect: int | None = None
     sinks: int = 4
     window: int = 32

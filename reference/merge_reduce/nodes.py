@@ -16,7 +16,7 @@ which costs atoms^2 queries, whatever dv; its square root gives the same geometr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from kvtheory import balancing
 from kvtheory.risk.gram import centred_gram
 from reference.merge_reduce.refit import refit
+from reference.merge_reduce.revalue import revalued
 
 __all__ = ["REDUCERS", "Atoms", "features", "reduce_atoms"]
 
 Float = NDArray[np.float64]
 
-REDUCERS = ("random", "halving", "cube", "spectral", "cluster", "refit")
+REDUCERS = ("random", "halving", "cube", "spectral", "cluster", "refit", "refit-mass", "refit-values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ def features(atoms: Atoms, q: Float, scale: float, sinks: Atoms) -> Float:
 def reduce_atoms(
     atoms: Atoms, K: int, reducer: str, protect: int | None, q: Float | None, scale: float, sinks: Atoms, seed: int
 ) -> Atoms:
-    """At most K atoms of `atoms`, of the same total weight but for "refit". q (m, d): the queries; None for "random", which needs none."""
+    """At most K atoms of `atoms`, of the same total weight but for "refit" and "refit-values". q (m, d): the queries; None for "random", which needs none."""
     if len(atoms) <= K:
         return atoms
     if K == 0:
@@ -93,8 +94,13 @@ def reduce_atoms(
         return atoms.taken(place, weight * total)
     assert q is not None
     x = features(atoms, q, scale, sinks)
-    if reducer == "refit":
-        return atoms.taken(*refit(x, atoms.weight, K))
+    if reducer.startswith("refit"):
+        kept, found = refit(x, atoms.weight, K, mass=reducer == "refit-mass")
+        out = atoms.taken(kept, found)
+        if reducer == "refit-values":
+            values = revalued(atoms.keys, atoms.weight, atoms.values, kept, found, q, scale, sinks.keys, sinks.values)
+            out = replace(out, values=values)
+        return out
     m = protected(reducer, protect, K)
     place, weight = balancing.sample(x, K, reducer, m, seed, weights=p)  # type: ignore[arg-type]
     return atoms.taken(place, weight * total)

@@ -6,8 +6,8 @@ None of the papers has it; theory C-L1 asks for it: given a support S, the error
 
 The support grows by those atoms whose profiles point most along what is still missing, r = t - sum w'_i x_i, an eighth of the open places at
 a time, with a fit between (orthogonal matching pursuit; the ridge pulls an atom towards its own weight, so that what attention looks at stays
-as it is). Weights are those that attention asks for, numerator and denominator, so they do *not* sum to the tokens that went in: forcing
-their sum raises the error by 3 to 27 % on real heads (*Emma*). The fit is biased, unlike the samples; in a tree its errors may add up
+as it is). Weights are those that attention asks for, numerator and denominator, so they do *not* sum to the tokens that went in, unless `mass`
+says so: forcing their sum raises the error by 3 to 27 % on real heads (*Emma*). The fit is biased, unlike the samples; in a tree its errors may add up
 (theory C-T3). Chosen on *Emma* against "half by attention mass, half by the spectral walk", and better in every cell.
 """
 
@@ -28,10 +28,23 @@ RIDGE = 1e-3
 SHARE = 8
 
 
-def refit(x: Float, w: Float, K: int) -> tuple[Index, Float]:
-    """(place, weight): at most K of the atoms with features x (s, r) and weights w (s,); ascending; weight > 0."""
+#: how much more than all profiles together an error of the mass counts; what is left of it (about 1e-8) is scaled away
+MASS = 1e4
+
+
+def refit(x: Float, w: Float, K: int, mass: bool = False) -> tuple[Index, Float]:
+    """(place, weight): at most K of the atoms with features x (s, r) and weights w (s,); ascending; weight > 0.
+
+    mass: weights sum to that of w, the support found without it.
+    """
     place = pursuit(x, w, K)
-    found = weights(x, w, place)
+    if mass:
+        # one more direction, in which all profiles are alike: its target is the mass
+        level = MASS * np.sqrt((x**2).sum(axis=1).max(initial=0.0)) or 1.0
+        found = weights(np.column_stack([x, np.full(len(x), level)]), w, place, np.sqrt((x[place] ** 2).sum(axis=1)))
+        found *= w.sum() / found.sum()
+    else:
+        found = weights(x, w, place)
     kept = found > 0
     if not kept.any():  # nothing is seen by any query: all atoms are alike
         return place, w[place] * (w.sum() / w[place].sum())
@@ -53,10 +66,10 @@ def pursuit(x: Float, w: Float, K: int) -> Index:
     return place
 
 
-def weights(x: Float, w: Float, place: Index) -> Float:
-    """w' >= 0 of the support `place` that solve the problem above."""
+def weights(x: Float, w: Float, place: Index, norm: Float | None = None) -> Float:
+    """w' >= 0 of the support `place` that solve the problem above; norm: |x_i| of the support in the ridge, where x has more columns."""
     own = x[place]
-    ridge = np.sqrt(RIDGE) * np.sqrt((own**2).sum(axis=1))
+    ridge = np.sqrt(RIDGE) * (np.sqrt((own**2).sum(axis=1)) if norm is None else norm)
     matrix = np.concatenate([own.T, np.diag(ridge)])
     found, _ = nnls(matrix, np.concatenate([w @ x, ridge * w[place]]), maxiter=30 * len(place) + 100)
     return np.asarray(found, np.float64)

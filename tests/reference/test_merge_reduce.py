@@ -12,9 +12,13 @@ from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features, protected
 from reference.merge_reduce.refit import RIDGE, pursuit, refit, weights
+from reference.merge_reduce.revalue import RIDGE as VALUE_RIDGE
+from reference.merge_reduce.revalue import revalued
 
 AWARE = [name for name in REDUCERS if name != "random"]
-UNBIASED = [name for name in REDUCERS if name != "refit"]
+UNBIASED = [name for name in REDUCERS if not name.startswith("refit")]
+#: their weights sum to what they stand for
+MASSIVE = [*UNBIASED, "refit-mass"]
 
 
 def layer(tokens=100, seed=0, kind="clustered", heads=2, dtype=np.float32, **changes):
@@ -96,7 +100,7 @@ def test_the_real_scan_is_the_real_stream(reducer):
         heads[1].buckets.push(block)
         assert same(heads[1].buckets.prefix(heads[1].none), prefixes[j])
         assert len(prefixes[j]) <= 12
-        assert reducer == "refit" or prefixes[j].weight.sum() == pytest.approx(16 * j, rel=1e-12)
+        assert reducer not in MASSIVE or prefixes[j].weight.sum() == pytest.approx(16 * j, rel=1e-12)
 
 
 # -- REDUCE ------------------------------------------------------------------------------------------------------------
@@ -159,10 +163,13 @@ def test_budget_order_and_mass(reducer, count, K, seed, even, twins):
     if count <= K:
         assert same(out, given_atoms)
     elif K:
-        assert reducer == "refit" or out.weight.sum() == pytest.approx(given_atoms.weight.sum(), rel=1e-12)
+        assert reducer not in MASSIVE or out.weight.sum() == pytest.approx(given_atoms.weight.sum(), rel=1e-12)
         assert len(out) >= 1
     at = np.searchsorted(given_atoms.position, out.position)
-    assert np.array_equal(out.keys, given_atoms.keys[at]) and np.array_equal(out.values, given_atoms.values[at])
+    assert np.array_equal(out.keys, given_atoms.keys[at])
+    assert reducer == "refit-values" or np.array_equal(out.values, given_atoms.values[at])
+    low, high = given_atoms.values.min(axis=0), given_atoms.values.max(axis=0)
+    assert (out.values >= low).all() and (out.values <= high).all()
 
 
 @pytest.mark.parametrize("reducer", UNBIASED)
@@ -206,6 +213,93 @@ def test_refit_solves_its_own_problem():
         assert (found >= 0).all() and np.abs(gradient[found > 0]).max() < 1e-9 and (gradient > -1e-9).all()
         zeros += int((found == 0).sum())
     assert zeros  # the cone binds somewhere
+
+
+def test_refit_with_the_mass_solves_its_own_problem():
+    """On the simplex of that mass: where a weight is positive the gradient is one number, the multiplier, and nowhere below it."""
+    rng = np.random.default_rng(13)
+    x, w = rng.normal(size=(30, 9)), rng.integers(1, 5, 30).astype(float)
+    place, found = refit(x, w, 12, mass=True)
+    assert found.sum() == pytest.approx(w.sum(), rel=1e-14)
+    own = x[place]
+    gradient = own @ (found @ own - w @ x) + RIDGE * (own**2).sum(axis=1) * (found - w[place])
+    scale = np.abs(own @ (w @ x)).max()
+    # level 1e4: what the penalty leaves of the mass, and so of the gradients, is of order 1e-8
+    assert np.ptp(gradient) < 1e-5 * scale
+    free = refit(x, w, 12)[1]
+    assert abs(free.sum() - w.sum()) > 0.1  # which it does not do by itself
+
+
+def outputs(keys, weight, values, q, scale, sinks):
+    """o(q) (m, dv), written out query by query."""
+    rows = []
+    for one in q:
+        e = np.concatenate([weight * np.exp(scale * keys @ one), np.exp(scale * sinks.keys @ one)])
+        rows.append(e @ np.concatenate([values, sinks.values]) / e.sum())
+    return np.array(rows)
+
+
+def test_new_values_solve_their_own_problem():
+    """Any small change of any new value, where it is inside the box, costs more: outputs and ridge written out query by query."""
+    rng = np.random.default_rng(14)
+    every, sinks = atoms(25, 15), atoms(2, 16)
+    # two that no query sees make the box wide
+    every.keys[[0, 2]], every.values[[0, 2]] = 0, [[50.0], [-50.0]]
+    every.weight[[0, 2]] = 1e-9
+    q, scale = rng.normal(size=(9, 4)), 0.5
+    kept, weight = np.array([1, 4, 9, 16, 22]), rng.uniform(1, 12, 5)
+    found = revalued(every.keys, every.weight, every.values, kept, weight, q, scale, sinks.keys, sinks.values)
+    target = outputs(every.keys, every.weight, every.values, q, scale, sinks)
+
+    def cost(values):
+        off = outputs(every.keys[kept], weight, values, q, scale, sinks) - target
+        a = np.array([
+            outputs(every.keys[kept], weight, np.eye(5)[:, [i]], q, scale, Atoms(sinks.position, sinks.weight, sinks.keys, np.zeros((2, 1))))[:, 0]
+            for i in range(5)
+        ])  # fmt: skip
+        pull = (a**2).mean(axis=1) @ ((values - every.values[kept]) ** 2).sum(axis=1)
+        return (off**2).sum(axis=1).mean() + VALUE_RIDGE * pull
+
+    assert np.abs(found).max() < 50 and cost(found) < 0.5 * cost(every.values[kept])
+    for i, j in np.ndindex(found.shape):
+        for step in (-1e-4, 1e-4):
+            other = found.copy()
+            other[i, j] += step
+            assert cost(other) > cost(found)
+
+
+def test_one_atom_takes_the_value_of_all():
+    """By hand: two tokens that a query sees alike, values 0 and 2, one kept with weight 2: its value goes to the output 1, less the ridge."""
+    one = Atoms(np.arange(2), np.ones(2), np.zeros((2, 1)), np.array([[0.0], [2.0]]))
+    q = np.ones((1, 1))
+    place, weight = np.array([1]), np.array([2.0])
+    found = revalued(one.keys, one.weight, one.values, place, weight, q, 1.0, one.keys[:0], one.values[:0])
+    assert found[0, 0] == pytest.approx(2 - 1 / (1 + VALUE_RIDGE), rel=1e-12)
+    # beside a sink of value 0, that a query sees as much: output 2/3, which weight 2 of the value 1 gives
+    found = revalued(
+        one.keys, one.weight, one.values, place, weight, q, 1.0, np.zeros((1, 1)), np.zeros((1, 1)), ridge=0.0
+    )
+    assert found[0, 0] == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("far", [1.0, 1e3, 1e6])
+def test_new_values_stay_finite_where_no_query_sees_what_is_kept(far):
+    every = atoms(10, 17)
+    q = np.full((3, 4), far)
+    hidden = Atoms(every.position, every.weight, -np.abs(every.keys), every.values)
+    seen = Atoms(every.position[:1], every.weight[:1], np.ones((1, 4)), every.values[:1])
+    kept = np.array([2, 5])
+    found = revalued(
+        hidden.keys, hidden.weight, hidden.values, kept, hidden.weight[kept], q, 1.0, seen.keys, seen.values
+    )
+    assert np.isfinite(found).all()
+    if far == 1e6:
+        assert np.array_equal(found, hidden.values[kept])
+    # and where they see one alone, far above all others
+    alone = revalued(
+        -hidden.keys, hidden.weight, hidden.values, kept, hidden.weight[kept], q, 1.0, seen.keys[:0], seen.values[:0]
+    )
+    assert np.isfinite(alone).all()
 
 
 def test_pursuit_finds_what_is_all_there_is():
@@ -277,7 +371,7 @@ def test_budgets_and_mass(reducer, keep):
     decoded = reference.decode(MergeReduce(keep, reducer, sinks=2, window=5).encode(own))
     total = reference.reducer.budget(keep, 100)
     assert (decoded.kept <= total).all() and (decoded.kept >= min(total, 1)).all()
-    if total > 7 and (reducer != "refit" or total == 100):
+    if total > 7 and (reducer in MASSIVE or total == 100):
         mass = np.exp(decoded.log_weights).sum(axis=1)
         # log-weights are binary32
         np.testing.assert_allclose(mass, 100, rtol=2e-6)
@@ -296,9 +390,9 @@ def test_sinks_and_window_are_exact(reducer, block):
         assert decoded.positions[h, n - 10 : n].tolist() == list(range(90, 100))
         assert (decoded.log_weights[h, :4] == 0).all() and (decoded.log_weights[h, n - 10 : n] == 0).all()
         at = decoded.positions[h, :n]
-        assert np.array_equal(decoded.keys[h, :n], own.keys[h, at]) and np.array_equal(
-            decoded.values[h, :n], own.values[h, at]
-        )
+        assert np.array_equal(decoded.keys[h, :n], own.keys[h, at])
+        exact = np.r_[:4, n - 10 : n] if reducer == "refit-values" else np.arange(n)
+        assert np.array_equal(decoded.values[h, exact], own.values[h, at[exact]])
 
 
 def test_sinks_take_their_part_of_the_attention():
@@ -397,6 +491,7 @@ def test_refit_beats_samples_and_selection_on_real_heads():
         coded, judged = reference.compare.sources.divide(own, reference.compare.sources.Split(prefix=256, held=128))
         for name, codec in {
             "refit": MergeReduce(64, "refit", window=16),
+            "refit-values": MergeReduce(64, "refit-values", window=16),
             "random": MergeReduce(64, "random", window=16),
             "spectral": MergeReduce(64, "spectral", window=16),
             "selection": reference.SnapKV(64, window=16),
@@ -405,3 +500,4 @@ def test_refit_beats_samples_and_selection_on_real_heads():
             logs.setdefault(name, []).extend(np.log(error))
     means = {name: np.exp(np.mean(one)) for name, one in logs.items()}
     assert means["refit"] < min(means["random"], means["spectral"], means["selection"]), means
+    assert means["refit-values"] < means["refit"], means
