@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.balancing.moves import Float
-from kvtheory.balancing.walks import split
+from kvtheory.balancing.walks import leading_directions
 
 
 def draw(x: Float, p: Float, K: int, protect: int, rng: np.random.Generator) -> Float:
     """Weights (n,) of sum 1 with at most K above 0; protect = 0: strata of the order given, else of `kd_order`."""
-    order = kd_order(split(x, p, protect).leading, p, K) if protect else np.arange(len(p))
+    order = kd_order(x @ leading_directions(x, p, protect), p, K) if protect else np.arange(len(p))
     places = np.searchsorted(np.cumsum(p[order]), (np.arange(K) + rng.random(K)) / K, side="right")
     return np.bincount(order[np.minimum(places, len(p) - 1)], minlength=len(p)) / K
 

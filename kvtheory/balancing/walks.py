@@ -45,6 +45,13 @@ def split(x: Float, p: Float, m: int) -> Split:
     """
     if m == 0:
         return Split(np.zeros((len(x), 0)), x)
+    directions = leading_directions(x, p, m)
+    leading = x @ directions
+    return Split(leading, x - leading @ directions.T)
+
+
+def leading_directions(x: Float, p: Float, m: int) -> Float:
+    """The m > 0 directions of `split` as orthonormal columns, (size, m or fewer)."""
     n, size = x.shape
     root = np.sqrt(p)[:, None]
     if min(n, size) > spectra.LARGEST_GRAM:
@@ -60,9 +67,7 @@ def split(x: Float, p: Float, m: int) -> Split:
         directions = x.T @ (root * vectors) if n <= size else vectors
     # directions beyond the rank are rounding, and would spend budget on constraining nothing
     alive = values > 1e-14 * len(x) * max(values.max(initial=0), np.finfo(float).tiny)
-    directions = np.linalg.qr(directions[:, alive])[0]
-    leading = x @ directions
-    return Split(leading, x - leading @ directions.T)
+    return np.asarray(np.linalg.qr(directions[:, alive])[0])
 
 
 def _gram(x: Float, root: Float) -> Float:
