@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+
+from reference.merge_reduce.nonnegative import nonnegative
 
 __all__ = ["pursuit", "refit", "weights"]
 
@@ -28,23 +29,13 @@ RIDGE = 1e-3
 SHARE = 8
 
 
-#: how much more than all profiles together an error of the mass counts; what is left of it (about 1e-8) is scaled away
-MASS = 1e4
-
-
 def refit(x: Float, w: Float, K: int, mass: bool = False) -> tuple[Index, Float]:
     """(place, weight): at most K of the atoms with features x (s, r) and weights w (s,); ascending; weight > 0.
 
     mass: weights sum to that of w, the support found without it.
     """
     place = pursuit(x, w, K)
-    if mass:
-        # one more direction, in which all profiles are alike: its target is the mass
-        level = MASS * np.sqrt((x**2).sum(axis=1).max(initial=0.0)) or 1.0
-        found = weights(np.column_stack([x, np.full(len(x), level)]), w, place, np.sqrt((x[place] ** 2).sum(axis=1)))
-        found *= w.sum() / found.sum()
-    else:
-        found = weights(x, w, place)
+    found = weights(x, w, place, mass)
     kept = found > 0
     if not kept.any():  # nothing is seen by any query: all atoms are alike
         return place, w[place] * (w.sum() / w[place].sum())
@@ -66,10 +57,18 @@ def pursuit(x: Float, w: Float, K: int) -> Index:
     return place
 
 
-def weights(x: Float, w: Float, place: Index, norm: Float | None = None) -> Float:
-    """w' >= 0 of the support `place` that solve the problem above; norm: |x_i| of the support in the ridge, where x has more columns."""
-    own = x[place]
-    ridge = np.sqrt(RIDGE) * (np.sqrt((own**2).sum(axis=1)) if norm is None else norm)
-    matrix = np.concatenate([own.T, np.diag(ridge)])
-    found, _ = nnls(matrix, np.concatenate([w @ x, ridge * w[place]]), maxiter=30 * len(place) + 100)
-    return np.asarray(found, np.float64)
+def weights(x: Float, w: Float, place: Index, mass: bool = False) -> Float:
+    """w' >= 0 of the support `place` that solve the problem above; mass: and sum to that of w. An atom that no query sees gets 0."""
+    norm = np.sqrt((x[place] ** 2).sum(axis=1))
+    seen = norm > 0
+    found = np.zeros(len(place))
+    if not seen.any():
+        return found
+    # in units of the profiles' own lengths the ridge is a number
+    norm, own = norm[seen], x[place[seen]] / norm[seen, None]
+    G = own @ own.T + RIDGE * np.eye(len(own))
+    b = own @ (w @ x) + RIDGE * norm * w[place[seen]]
+    found[seen] = (nonnegative(G, b, 1 / norm, float(w.sum())) if mass else nonnegative(G, b)) / norm
+    if mass:  # to the last bit
+        found *= w.sum() / found.sum()
+    return found

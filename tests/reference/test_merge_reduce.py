@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 import kvtheory
 import reference
@@ -11,6 +12,7 @@ from kvtheory import attention
 from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix_summaries, reduce_atoms
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features, protected
+from reference.merge_reduce.nonnegative import nonnegative
 from reference.merge_reduce.refit import RIDGE, pursuit, refit, weights
 from reference.merge_reduce.revalue import RIDGE as VALUE_RIDGE
 from reference.merge_reduce.revalue import revalued
@@ -223,11 +225,40 @@ def test_refit_with_the_mass_solves_its_own_problem():
     assert found.sum() == pytest.approx(w.sum(), rel=1e-14)
     own = x[place]
     gradient = own @ (found @ own - w @ x) + RIDGE * (own**2).sum(axis=1) * (found - w[place])
-    scale = np.abs(own @ (w @ x)).max()
-    # level 1e4: what the penalty leaves of the mass, and so of the gradients, is of order 1e-8
-    assert np.ptp(gradient) < 1e-5 * scale
+    assert np.ptp(gradient) < 1e-9 * np.abs(own @ (w @ x)).max()
+    every = np.sort(pursuit(x, w, 12))
+    assert set(place) < set(every)  # the cone binds: the gradient there is not below the multiplier
+    left = np.setdiff1d(every, place)
+    gradient_there = x[left] @ (found @ own - w @ x) - RIDGE * (x[left] ** 2).sum(axis=1) * w[left]
+    assert (gradient_there > gradient.min() - 1e-9).all()
     free = refit(x, w, 12)[1]
     assert abs(free.sum() - w.sum()) > 0.1  # which it does not do by itself
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from(["plain", "whole numbers", "one direction", "sizes"])
+)  # fmt: skip
+def test_pivoting_finds_what_an_active_set_finds(K, rank, seed, kind):
+    """The solution is unique: scipy.optimize.nnls goes another way to it."""
+    rng = np.random.default_rng(seed)
+    own = rng.normal(size=(K, rank))
+    if kind == "whole numbers":
+        own = np.round(own)
+    elif kind == "one direction":
+        own += 3 * rng.normal(size=rank)
+    elif kind == "sizes":
+        own *= rng.exponential(size=(K, 1)) ** 3
+    target = rng.normal(size=rank)
+    G, b = own @ own.T + 1e-3 * np.eye(K), own @ target + 1e-3 * rng.normal(size=K)
+    factor = np.linalg.cholesky(G)
+    other, _ = nnls(factor.T, np.linalg.solve(factor, b), maxiter=100 * K)
+    found = nonnegative(G, b)
+    np.testing.assert_allclose(found, other, atol=1e-6 * max(np.abs(other).max(), 1.0))
+    c, total = rng.uniform(0.1, 3, K), float(rng.uniform(0.1, 10))
+    held = nonnegative(G, b, c, total)
+    assert (held >= 0).all() and c @ held == pytest.approx(total, rel=1e-9)
+    gradient = (G @ held - b) / c
+    assert gradient[held > 0].max() - gradient.min() < 1e-6 * max(1.0, np.abs(b / c).max())
 
 
 def outputs(keys, weight, values, q, scale, sinks):
