@@ -3,7 +3,22 @@
 Named here in the order of the ledger: each statement as printed, then what does hold.
 """
 
-from proofs_checks.sequential import entropy, groups, injectivity, mixture, ratio, residual, sharing, trie
+from proofs_checks.sequential import (
+    entropy,
+    gains,
+    groups,
+    growth,
+    injectivity,
+    mixture,
+    parting,
+    ratio,
+    recomputing,
+    replaying,
+    residual,
+    sharing,
+    surprise,
+    trie,
+)
 
 total_entropy = entropy.total_entropy
 per_step_entropy = entropy.per_step_entropy
@@ -14,6 +29,12 @@ injectivity_on_real_models = injectivity.on_real_models
 injectivity_up_to_embeddings = injectivity.up_to_embeddings
 ratio_914000 = ratio.ratio_914000
 ratio_corrected = ratio.ratio_corrected
+payload_is_surprisal = replaying.payload_is_surprisal
+checkpoints = replaying.checkpoints
+recompute_bit_exact = recomputing.bit_exact
+recompute_costs = recomputing.costs
+improves_with_context = growth.improves
+context_plateau = growth.plateau
 metric = trie.metric
 similarity_ultrametric = trie.similarity_ultrametric
 tree_distance = trie.tree_distance
@@ -31,6 +52,8 @@ groups_by_large_similarity = groups.groups_by_large_similarity
 residual_after_divergence = groups.residual_after_divergence
 residual_of_aligned_tails = groups.residual_of_aligned_tails
 paraphrases = groups.paraphrases
+delta_after_divergence = parting.after_divergence
+delta_at_divergence = parting.at_divergence
 residual_of_a_mixture = mixture.residual_of_a_mixture
 residual_entropy = mixture.residual_entropy
 residual_rate_distortion = mixture.residual_rate_distortion
@@ -38,3 +61,8 @@ speculative_free = residual.speculative_free
 speculative_cost = residual.speculative_cost
 closed_loop_error = residual.closed_loop_error
 known_token = residual.known_token
+residual_bounds_on_real_models = surprise.bounds_on_real_models
+residual_grows_with_surprisal = surprise.grows_with_surprisal
+adaptive_bits = surprise.adaptive
+adaptive_bits_corrected = surprise.adaptive_corrected
+gains_on_real_models = gains.gains_on_real_models

@@ -14,7 +14,7 @@ from kvtheory.workload import Session
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, Picture, exact, numerical
-from proofs_checks.sequential import stored
+from proofs_checks.sequential import measured, stored
 from proofs_checks.sequential.stored import LONGER, PAPER, SHORTER, TOKEN_BITS, Named, fill, literal, played, sessions
 
 Result = Iterator[Evidence | Picture]
@@ -114,12 +114,13 @@ def _against_outside(groups: Any, ranked: Any, where: str) -> Result:
     formula="#{held by any exact store} ≥ #{distinct prefixes} = #{held by a radix tree}",
     expected=Verdict.HOLDS,
     functions={"grouping": "reference.prefix_store.groups.group", "store": "reference.PrefixStore"},
-    mutants=[*GROUP_SLIPS[:1], SHORTER, LONGER],
+    mutants=[*GROUP_SLIPS[:1], SHORTER, LONGER], figure="prefix-store-bytes",
 )  # fmt: skip
 def groups_by_large_similarity(context: Context, *, grouping: Function, store: Function) -> Result:
     many = context.memo("many", lambda: sessions(context, context.size(60, 200)))
     ranked, distinct = _ranked(many), context.memo("distinct", lambda: stored.distinct_prefixes(many))
     radix = fill(store, many, "radix", verify=False)[0].stats()
+    policies = [("radix tree", radix)]
     where = f"{len(many)} sessions of the workload, 8 bits a token"
     yield exact(
         what="tokens that a radix tree holds = distinct prefixes",
@@ -131,12 +132,25 @@ def groups_by_large_similarity(context: Context, *, grouping: Function, store: F
         for tokens in (0, 4, 16, 40):
             there = f"{where}, {{d_T {rule} {tokens} tokens' worth}}"
             held = fill(store, many, "plt", delta=float(tokens * TOKEN_BITS), rule=rule, residual=False)[0].stats()
+            if tokens:
+                policies.append((f"groups, $d_T$ {'≤' if rule == '<=' else '≥'} {tokens} tokens' worth", held))
             yield exact(
                 what="tokens that the groups hold ≥ distinct prefixes", ran_on=there, observed=held.stored_tokens, predicted=distinct, relation=">=",
                 note=f"{held.bytes_stored} bytes against {radix.bytes_stored} of a radix tree, tables and tokens included",
             )  # fmt: skip
             if rule == ">=" and tokens:
                 yield from _against_outside(grouping(ranked, float(tokens * TOKEN_BITS), ">="), ranked, there)
+    for block in (32, 16, 4):
+        policies.insert(1, (f"blocks of {block}", fill(store, many, "blocks", block=block, verify=False)[0].stats()))
+    names = ("bytes_stored", "table_bytes", "bytes_unshared", "stored_tokens", "tokens")
+    yield Picture(
+        figure="prefix-store-bytes",
+        data={
+            "policies": [
+                {"policy": name, "found": s.hit_tokens, **{n: getattr(s, n) for n in names}} for name, s in policies
+            ]
+        },
+    )
 
 
 def _pairs(context: Context, aligned: bool) -> list[tuple[tuple[Session, Cache], tuple[Session, Cache], int]]:
@@ -321,6 +335,19 @@ def paraphrases(context: Context, *, store: Function) -> Result:
         role="assumption", observed=_cosine(said) - _cosine(unlike), predicted=0.0, tolerance=0.0, because="reported as measured",
         note=f"paraphrases {_cosine(said):.3f}, unrelated {_cosine(unlike):.3f}; weights that have learnt nothing know no meaning, so this says nothing of real models",
     )  # fmt: skip
+    for table in context.memo("tables", lambda: measured.load("paraphrases")):
+        for part in ("keys", "values"):
+            near, far, other = (
+                np.array(table[part][name], float).mean(axis=0) for name in ("paraphrase", "unrelated", "other_tokens")
+            )
+            half = len(near) // 2
+            yield numerical(
+                what=f"distance of the {part} of one passage behind two prompts over their variance, paraphrases below unrelated prompts, mean over the upper half of the layers",
+                ran_on=f"{table['title']}, {len(table['prompts'])} pairs of prompts, passages of {table['tokens']} tokens, saved table", role="assumption", relation="<",
+                observed=float(near[half:].mean()), predicted=float(far[half:].mean()), tolerance=0.0, because="reported as measured",
+                note=f"lower half {near[:half].mean():.4f} against {far[:half].mean():.4f}; two passages behind one prompt {other[half:].mean():.2f}. Literal prefixes of "
+                f"{', '.join(map(str, table['literal_prefix_tokens']))} tokens: meaning leaves a trace that d_T does not see",
+            )  # fmt: skip
 
 
 def _cosine(pairs: Any) -> float:

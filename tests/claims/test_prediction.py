@@ -27,6 +27,11 @@ EXPECTED = {
     "prediction/speculative-predictor-cost": Verdict.HOLDS,
     "prediction/closed-loop-error": Verdict.HOLDS_UNDER,
     "prediction/known-token-beats-mean": Verdict.HOLDS_UNDER,
+    "prediction/residual-bounds-on-real-models": Verdict.HOLDS,
+    "prediction/residual-grows-with-surprisal": Verdict.HOLDS_UNDER,
+    "prediction/adaptive-bits": Verdict.FAILS,
+    "prediction/adaptive-bits-corrected": Verdict.HOLDS,
+    "prediction/gains-on-real-models": Verdict.HOLDS_UNDER,
 }
 
 

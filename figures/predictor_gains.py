@@ -1,0 +1,50 @@
+"""What each predictor saves, and what it asks of the decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figures import style as styles
+
+NAME = "predictor-gains"
+CAPTION = (
+    "Predictive delta coding on trained models: bits a number that each predictor saves, against coding the cache directly with the same quantiser at equal error of the attention output above the lowest "
+    "layer; header and tokens are counted, what was fitted beforehand is not. Beside each bar the passes of the model that decoding a position takes (copies run themselves, once). An arrow: the error is below that of 8 bits, so the "
+    "gain is at least this. Left of the line nothing is saved. One text and one run each."
+)
+
+
+def _models(results: dict[str, Any]) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = results["prediction/gains-on-real-models"]["models"]
+    return models
+
+
+def draw(results: dict[str, Any], style: str) -> Any:
+    models = _models(results)
+    names = list(dict.fromkeys(line["predictor"] for m in models for line in m["lines"]))
+    figure, axes = styles.subplots(style, wide=True, ratio=0.055 * len(names) + 0.06)
+    height = 0.8 / len(models)
+    for i, model in enumerate(models):
+        short = model["model"].split(",")[0].removesuffix("-Instruct")
+        for k, line in enumerate(model["lines"]):
+            y = names.index(line["predictor"]) + height * (i - (len(models) - 1) / 2)
+            gain = line["gain_bits"]
+            axes.barh(y, gain, height * 0.85, color=styles.COLOURS[i], label=short if k == 0 else None)
+            passes = "1 pass" if line["passes"] == 1 else f"{line['passes']} passes" if line["passes"] else "no pass"
+            text = f"{'nil, ' if gain <= 0 else ''}{gain:.2f}{'' if line['inside'] else ' →'}, {passes}"
+            axes.annotate(
+                text, (max(gain, 0), y), xytext=(0.4, 0), textcoords="offset fontsize", va="center", size="small"
+            )
+    axes.axvline(0.0, color=styles.GUIDE, lw=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.16)
+    axes.set_xlabel("bits a number saved at equal attention error")
+    axes.legend(loc="center right")
+    return figure
+
+
+def table(results: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    keys = ("predictor", "gain_bits", "inside", "passes", "state_bytes", "decode_seconds", "held_bits", "error")
+    return ["model", *keys], [[m["model"], *(line[k] for k in keys)] for m in _models(results) for line in m["lines"]]
