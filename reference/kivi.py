@@ -22,7 +22,6 @@ at the defaults, where no key is recent, and 8,319 tokens 3.20.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +35,7 @@ from reference.full import _numbers, _token_major
 from reference.minmax import Groups, Piece, Stored
 from reference.shape import Shape
 from reference.stream import Part, Reader
-from reference.vectors import Scratch, blocks, largest, refuse, take_block
+from reference.vectors import largest, refuse
 
 __all__ = ["KIVI"]
 
@@ -113,18 +112,15 @@ class KIVI(Codec):
 
         keys = np.empty((heads, shape.tokens, shape.head_dim), shape.key_dtype)
         zeros, stored, rows = Stored.read(key_groups, key_rows, parts[1:4], "key")
-        limit, each = largest(shape.key_dtype), heads * shape.head_dim
-        # fewer and longer planes than in encoding: most of a block's time is that of its calls
-        for block in blocks(coded_keys // self.group, max(1, heads * self.group // 2)):
-            own = slice(block.start * each, block.stop * each)
-            key_groups.decode(zeros[own], stored[own], rows[own], limit, _key_rows(keys, block, self.group))
+        limit = largest(shape.key_dtype)
+        key_groups.decode(zeros, stored, rows, limit, _key_rows(keys, coded_keys, self.group))
         keys[:, coded_keys:] = new_keys
 
         values = np.empty((heads, shape.tokens, shape.value_dim), shape.value_dtype)
         zeros, stored, rows = Stored.read(value_groups, value_rows, parts[5:8], "value")
         value_groups.decode_tokens(zeros, stored, rows, largest(shape.value_dtype), values[:, :coded_values])
         values[:, coded_values:] = new_values
-        return shape.decoded(keys, values)
+        return shape.decoded(keys, values, checked=True)
 
     def decode_flops(self, stream: bytes) -> int:
         """2 for each quantised number: c s, and + z. Recent ones are moved."""
@@ -137,11 +133,10 @@ class KIVI(Codec):
         return total
 
 
-def _key_rows(array: NDArray[Any], block: slice, group: int) -> NDArray[Any]:
-    """Groups of tokens block.start ... of array (heads, tokens, d), as rows (groups, heads, d, group); no copy."""
-    part = array[:, block.start * group : block.stop * group]
-    heads, _, dim = part.shape
-    return part.reshape(heads, block.stop - block.start, group, dim).transpose(1, 0, 3, 2)
+def _key_rows(array: NDArray[Any], coded: int, group: int) -> NDArray[Any]:
+    """The first `coded` tokens of array (heads, tokens, d), as rows (groups, heads, d, group); no copy."""
+    heads, _, dim = array.shape
+    return array[:, :coded].reshape(heads, coded // group, group, dim).transpose(1, 0, 3, 2)
 
 
 def _recent(reader: Reader, what: str, shape: Shape, coded: int, dim: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -163,23 +158,22 @@ class _KIVIAppender(Appender):
         all_keys, all_values = _joined(self._recent_keys, keys), _joined(self._recent_values, values)
         coded_keys = all_keys.shape[1] - all_keys.shape[1] % self._window
         coded_values = max(0, all_values.shape[1] - self._window)
-        key_pieces = self._code("keys", keys, self._keys.groups, self._key_views(all_keys, coded_keys))
+        key_rows, value_rows = (
+            _key_rows(all_keys, coded_keys, self._group),
+            all_values[:, :coded_values].transpose(1, 0, 2),
+        )
+        key_piece = self._code("keys", keys, self._keys.groups, key_rows)
         new_keys = _kept("keys", keys, all_keys[:, coded_keys:])
-        value_pieces = self._code("values", values, self._values.groups, _value_views(all_values, coded_values))
+        value_piece = self._code("values", values, self._values.groups, value_rows)
         new_values = _kept("values", values, all_values[:, coded_values:])
-        for store, pieces in ((self._keys, key_pieces), (self._values, value_pieces)):
-            for piece in pieces:
-                store.keep(piece)
+        self._keys.keep(key_piece)
+        self._values.keep(value_piece)
         self._recent_keys, self._recent_values = new_keys, new_values
 
-    def _key_views(self, keys: NDArray[Any], coded: int) -> Iterator[NDArray[Any]]:
-        for block in blocks(coded // self._group, len(keys) * self._group):
-            yield _key_rows(keys, block, self._group)
-
     @staticmethod
-    def _code(name: str, given: NDArray[Any], groups: Groups, views: Iterator[NDArray[Any]]) -> list[Piece]:
+    def _code(name: str, given: NDArray[Any], groups: Groups, rows: NDArray[Any]) -> Piece:
         try:
-            return [groups.encode(view) for view in views]
+            return groups.encode(rows)
         except FloatingPointError:
             refuse(name, given, "KIVI")  # what was taken before is sound
             raise
@@ -191,12 +185,6 @@ class _KIVIAppender(Appender):
 
 def _joined(before: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([before, new.astype(before.dtype, copy=False)], axis=1) if before.shape[1] else new
-
-
-def _value_views(values: NDArray[Any], coded: int) -> Iterator[NDArray[Any]]:
-    scratch = Scratch()
-    for block in blocks(coded, len(values)):
-        yield take_block(values, block, scratch)
 
 
 def _kept(name: str, given: NDArray[Any], recent: NDArray[Any]) -> NDArray[Any]:

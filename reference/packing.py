@@ -3,8 +3,11 @@
 Code number i of width b fills the bits i b ... i b + b - 1 of the stream; bit n of the stream is bit n mod 8 of byte n // 8. No
 code is padded: n codes take ceil(n b / 8) bytes, and the unused high bits of the last byte are 0.
 
-With g = 8 / gcd(b, 8), each g codes fill exactly g b / 8 bytes, so everything is done on *planes*, one array for each place in the
-group: a byte of the group is the OR of at most a few shifted planes, whatever the width, and NumPy runs over all groups at once.
+With g = 8 / gcd(b, 8), each g codes fill exactly g b / 8 bytes. NumPy runs over all such groups at once, whatever the width:
+
+    planes    one array for each place in the group: a byte of the group is the OR of at most a few shifted planes
+    rows      a byte for each code, one after the other (b <= 8): g of them are one integer, in which neighbours are pushed together,
+              then pairs of them, then fours
 """
 
 from __future__ import annotations
@@ -19,7 +22,18 @@ from numpy.typing import NDArray
 
 from reference.stream import Reader
 
-__all__ = ["Packer", "group", "look_up", "pack", "pack_planes", "packed_size", "unpack", "unpack_planes"]
+__all__ = [
+    "Packer",
+    "group",
+    "look_up",
+    "pack",
+    "pack_planes",
+    "pack_rows",
+    "packed_size",
+    "unpack",
+    "unpack_planes",
+    "unpack_rows",
+]
 
 WIDTHS = range(1, 17)
 #: groups taken at once, so that all planes of a step stay in the cache
@@ -69,6 +83,12 @@ def pack_planes(planes: Codes, bits: int, out: NDArray[np.uint8]) -> None:
     size = g * bits // 8
     source = planes.reshape(-1, g, *planes.shape[1:])
     target = out.reshape(-1, size, *out.shape[1:])
+    if size == 1:
+        np.copyto(target[:, 0], source[:, -1], casting="unsafe")
+        for i in reversed(range(g - 1)):
+            np.multiply(target[:, 0], 1 << bits, out=target[:, 0])
+            np.bitwise_or(target[:, 0], source[:, i], out=target[:, 0])
+        return
     scratch = np.empty_like(target[:, 0])
     for j in range(size):
         first, last = 8 * j // bits, (8 * j + 7) // bits
@@ -85,6 +105,11 @@ def unpack_planes(packed: NDArray[np.uint8], bits: int, out: Codes) -> None:
     source = packed.reshape(-1, size, *packed.shape[1:])
     target = out.reshape(-1, g, *out.shape[1:])
     mask = (1 << bits) - 1
+    if size == 1:
+        places = np.arange(0, 8, bits, dtype=np.uint8)
+        np.right_shift(source, places.reshape(-1, *[1] * (source.ndim - 2)), out=target)
+        np.bitwise_and(target, mask, out=target)
+        return
     scratch = np.empty_like(target[:, 0])
     for i in range(g):
         first, last = i * bits // 8, (i * bits + bits - 1) // 8
@@ -95,6 +120,72 @@ def unpack_planes(packed: NDArray[np.uint8], bits: int, out: Codes) -> None:
                 np.bitwise_or(target[:, i], scratch, out=target[:, i])
         if (i + 1) * bits % 8 or first != last:
             np.bitwise_and(target[:, i], mask, out=target[:, i])
+
+
+@functools.cache
+def _pushes(bits: int) -> tuple[str, list[tuple[int, int, int, int]]]:
+    """The integer of g bytes, a code in each; for h = 1, 2, 4 < g, how far the upper h of 2 h codes are pushed, and three masks.
+
+    Of the lower h, of the upper h beside them, and of the upper h where they are before: 8 h bits from the lower.
+    """
+    g = group(bits)
+    pushes = []
+    for h in (1, 2, 4)[: g.bit_length() - 1]:
+        lower = sum(((1 << h * bits) - 1) << 8 * first for first in range(0, g, 2 * h))
+        pushes.append((h * (8 - bits), lower, lower << h * bits, lower << 8 * h))
+    return f"<u{g}", pushes
+
+
+def _byte_planes(words: NDArray[Any], size: int) -> NDArray[np.uint8]:
+    """(size, n): the lowest bytes of n integers; no copy."""
+    return words.view(np.uint8).reshape(words.size, words.itemsize)[:, :size].T
+
+
+def pack_rows(codes: NDArray[np.uint8], bits: int, out: NDArray[np.uint8]) -> None:
+    """codes (n,) uint8, all below 2^bits, bits <= 8, -> out (n bits / 8,) uint8, contiguous, for whole groups of g. codes are overwritten."""
+    if bits in (1, 8):
+        np.copyto(out, np.packbits(codes, bitorder="little") if bits == 1 else codes)
+        return
+    kind, pushes = _pushes(bits)
+    words = codes.view(kind)
+    moved, size = np.empty_like(words), words.itemsize * bits // 8
+    for far, lower, beside, _ in pushes:
+        np.right_shift(words, far, out=moved)
+        if bits > 4:  # what is left of the lower ones would fall on the upper ones, and these where they were on both
+            np.bitwise_and(moved, beside, out=moved)
+            np.bitwise_and(words, lower, out=words)
+        np.bitwise_or(words, moved, out=words)
+        if bits <= 4:
+            np.bitwise_and(words, lower | beside, out=words)
+    if size <= 2:
+        np.copyto(out.view(f"<u{size}"), words, casting="unsafe")
+    else:
+        for target, source in zip(out.reshape(-1, size).T, _byte_planes(words, size), strict=True):
+            np.copyto(target, source)
+
+
+def unpack_rows(packed: NDArray[np.uint8], bits: int, out: NDArray[np.uint8]) -> None:
+    """The inverse of `pack_rows`: packed (n bits / 8,) uint8 -> out (n,) uint8, both contiguous."""
+    if bits in (1, 8):
+        np.copyto(out, np.unpackbits(packed, bitorder="little") if bits == 1 else packed)
+        return
+    kind, pushes = _pushes(bits)
+    words = out.view(kind)
+    moved, size = np.empty_like(words), words.itemsize * bits // 8
+    if size <= 2:
+        np.copyto(words, packed.view(f"<u{size}"))
+    else:
+        words.fill(0)
+        for target, source in zip(_byte_planes(words, size), packed.reshape(-1, size).T, strict=True):
+            np.copyto(target, source)
+    for far, lower, _, apart in reversed(pushes):
+        np.multiply(words, 1 << far, out=moved)  # NumPy's left shift is slower
+        if bits > 4:
+            np.bitwise_and(moved, apart, out=moved)
+            np.bitwise_and(words, lower, out=words)
+        np.bitwise_or(words, moved, out=words)
+        if bits <= 4:
+            np.bitwise_and(words, lower | apart, out=words)
 
 
 @functools.lru_cache(maxsize=16)
@@ -179,7 +270,7 @@ class Packer:
 
     def __init__(self, bits: int) -> None:
         self.bits = _width(bits)
-        self._whole: list[bytes] = []
+        self._whole: list[bytes | memoryview] = []
         self._tail = np.empty(0, _type(self.bits))
 
     def append(self, codes: Codes) -> None:
@@ -189,11 +280,11 @@ class Packer:
         self._whole.append(pack(flat[:whole], self.bits))
         self._tail = flat[whole:].copy()
 
-    def append_packed(self, packed: Sequence[int] | NDArray[np.uint8] | bytes) -> None:
-        """More codes that are packed already; only where the codes so far fill whole bytes."""
+    def append_packed(self, packed: Sequence[int] | NDArray[np.uint8] | bytes | memoryview) -> None:
+        """More codes that are packed already; only where the codes so far fill whole bytes. A memoryview is kept, not copied."""
         if self._tail.size:
             raise ValueError("packed: expected whole bytes so far, but a code is split")
-        self._whole.append(bytes(packed))
+        self._whole.append(packed if isinstance(packed, memoryview) else bytes(packed))
 
     def bytes(self) -> bytes:
         return b"".join(self._whole) + pack(self._tail, self.bits)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from kvtheory.layer import Decoded, Layer
 from reference import arguments, hadamard, packing
 from reference.codec import Appender, Codec
-from reference.minmax import Groups, Piece, Stored
+from reference.minmax import Groups, Stored
 from reference.shape import Shape
 from reference.sketch import SIGMA, sketch
 from reference.stream import Part, Reader
@@ -133,7 +133,7 @@ class QJL(Codec):
                 own = slice(block.start * heads, block.stop * heads)
                 plan.decode(bits[own], stored[own], key_limit, keys[:, block].transpose(1, 0, 2))
             groups.decode_tokens(zeros, scales, rows, value_limit, values)
-        return shape.decoded(keys, values)
+        return shape.decoded(keys, values, checked=True)
 
     def decode_flops(self, stream: bytes) -> int:
         """Per key 2 m d for S^T q and d for the gain; 2 for each value: c s, and + z."""
@@ -206,27 +206,24 @@ class _QJLAppender(Appender):
         # both are coded before either is kept: nothing changes if one is refused
         scratch = Scratch()
         key_pieces: list[tuple[bytes, NDArray[np.uint8]]] = []
-        value_pieces: list[Piece] = []
         for block in blocks(keys.shape[1], len(keys)):
             try:
                 key_pieces.append(self._plan.encode(take_block(keys, block, scratch)))
             except FloatingPointError:
                 refuse("keys", keys, "QJL")
                 raise
-        for block in blocks(values.shape[1], len(values)):
-            try:
-                value_pieces.append(self._values.groups.encode(take_block(values, block, scratch)))
-            except FloatingPointError:
-                refuse("values", values, "QJL")
-                raise
+        try:
+            value_piece = self._values.groups.encode(values.transpose(1, 0, 2))
+        except FloatingPointError:
+            refuse("values", values, "QJL")
+            raise
         for norm_bytes, signs in key_pieces:
             self._norms.append(norm_bytes)
             if self._plan.bytewise:
                 self._signs.append_packed(signs.tobytes())
             else:
                 self._signs.append(signs)
-        for piece in value_pieces:
-            self._values.keep(piece)
+        self._values.keep(value_piece)
 
     def parts(self) -> list[Part]:
         return [self.shape.write(), b"".join(self._norms), self._signs.bytes(), *self._values.parts()]

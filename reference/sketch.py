@@ -36,6 +36,8 @@ __all__ = ["SIGMA", "Sketch", "sketch"]
 SIGMA = float(np.sqrt(16.0**2 + 1 / 12))
 #: the right half of two integers in one float32 is in units of this
 PAIR = 1 << 12
+#: float32 numbers around this are multiples of PAIR
+ROUNDER = np.float32(1.5 * 2**23 * PAIR)
 #: entries made at once: no large arrays beside the matrix and its raw words
 _STEP = 1 << 16
 
@@ -61,16 +63,15 @@ class Sketch:
         both, high = scratch("both", left.shape, np.float32), scratch("high", left.shape, np.float32)
         for start in range(0, len(paired), step):
             np.matmul(q[:, start : start + step], paired[start : start + step], out=both)
-            np.multiply(both, np.float32(1 / PAIR), out=high)
-            np.rint(high, out=high)
+            # rounded to a multiple of 2^12, the last bit of numbers of that size
+            np.add(both, ROUNDER, out=high)
+            np.subtract(high, ROUNDER, out=high)
             if start == 0:
-                np.copyto(right, high)
-                np.multiply(high, np.float32(PAIR), out=high)
                 np.subtract(both, high, out=left)
+                np.multiply(high, np.float32(1 / PAIR), out=right)
             else:
-                right += high
-                high *= np.float32(PAIR)
                 left += np.subtract(both, high, out=both)
+                right += np.multiply(high, np.float32(1 / PAIR), out=high)
         return out
 
 

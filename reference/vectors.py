@@ -6,6 +6,7 @@ Norms that a codec stores, 2 bytes at 7 bits mu or 4 bytes at 23: code 0 is the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class Scratch:
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """An array for `name`, its contents arbitrary; valid until the next call for that name."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         held = self._buffers.get(name)
         if held is None or held.size < count or held.dtype != dtype:
             held = self._buffers[name] = np.empty(count, dtype)
@@ -106,17 +107,18 @@ def norm_codes(squares: Float64, exponents: NDArray[np.int64], mantissa_bits: in
 
     (1 + fraction / 2^mu) 2^(biased - 256) is sqrt, itself rounded to float64 as IEEE 754 has it, rounded half up to mu + 1 bits.
     """
-    f, k = np.frexp(np.sqrt(squares))  # f in [1/2, 1)
-    mantissa = np.floor(f * 2.0 ** (mantissa_bits + 1) + 0.5).astype(np.int64)  # in [2^mu, 2^{mu+1}], carry included
-    codes = ((k + exponents - 1 + BIAS) << mantissa_bits) + mantissa - (1 << mantissa_bits)
+    words = np.sqrt(squares).view(
+        np.int64
+    )  # exponent and fraction, of which mu bits are kept; the carry goes where it belongs
+    codes = (words + (1 << 51 - mantissa_bits)) >> 52 - mantissa_bits
+    codes += (exponents + (BIAS - 1023)) << mantissa_bits
     return np.where(squares > 0, codes, 0)
 
 
 def norms(codes: NDArray[np.int64], mantissa_bits: int) -> Float64:
     """The norms that `norm_codes` stored, exact in float64."""
-    fraction = codes & ((1 << mantissa_bits) - 1)
-    value = np.ldexp(1.0 + fraction / float(1 << mantissa_bits), (codes >> mantissa_bits) - BIAS)
-    return np.where(codes > 0, value, 0.0)
+    words = (codes + ((1023 - BIAS) << mantissa_bits)) << 52 - mantissa_bits
+    return np.where(codes > 0, words.view(np.float64), 0.0)
 
 
 def read_norms(reader: Reader, count: int, mantissa_bits: int, what: str) -> NDArray[np.int64]:
@@ -139,13 +141,13 @@ def gained(rows: Float32, gain: Float64, most: float, limit: float, out: NDArray
     element type of `out`). A zero is +0, however its sum was ordered.
     """
     rows += np.float32(0)
-    f, k = np.frexp(gain)
-    gain = np.ldexp(np.rint(f * 2.0**24), k - 24)
-    within = float(gain.max(initial=0.0)) * most <= limit
-    if within and float(gain.min(initial=np.inf)) >= 2.0**-126 and out.dtype == np.float32:
-        # only a zero is rounded to zero
+    # with room for rounding; then float32 rounds to 24 bits, and only a zero to zero
+    normal = float(gain.max(initial=0.0)) * most <= limit / 2 and float(gain.min(initial=np.inf)) >= 2.0**-126
+    if normal and out.dtype == np.float32:
         np.multiply(rows.reshape(out.shape), gain.astype(np.float32).reshape(*out.shape[:2], 1), out=out)
         return
+    f, k = np.frexp(gain)
+    gain = np.ldexp(np.rint(f * 2.0**24), k - 24)
     with np.errstate(over="ignore"):
         # a gain may be no normal float32, but its product with an integer below 2^24 is exact in float64
         rows = (rows * gain[:, None]).astype(np.float32)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import kvtheory
 import reference
 from reference import minmax, packing, stream
-from reference.vectors import Scratch
 from tests.reference import strangers
 from tests.reference.independent import bits_of
 from tests.reference.strategies import layer, layers
@@ -81,6 +80,8 @@ def _sides(decoded):
 @example(3.0, 2)
 @example(511 / 256 * 3, 2)
 @example(512.5 / 256 * 3, 2)
+@example(3 * (1 + 2.0**-40), 2)
+@example(1 + 2.0**-52, 1)
 def test_scales_are_the_least_that_reach(size, bits):
     code = minmax.scale_codes(np.array([size]), bits)
     scale, wanted = Fraction(float(minmax.scales(code)[0])), Fraction(size / (2**bits - 1))
@@ -105,7 +106,11 @@ def test_scales_are_the_least_that_reach(size, bits):
 @example([-0.0, 0.0, -0.0], 2, 1.0)
 def test_groups_are_within_half_a_scale_and_equal_numbers_exact(numbers, bits, factor):
     x = (np.array(numbers) * factor).astype(np.float32)
-    zeros, stored, codes = minmax.encode(x.copy()[:, None], bits, Scratch())
+    piece = minmax.Groups(x.size, x.size, bits, x.dtype).encode(x[None])
+    zeros, stored = np.frombuffer(piece.zeros, "<f4"), np.frombuffer(piece.scales, "<u2").astype(np.uint16)
+    codes = np.array(
+        bits_of(piece.codes.tobytes(), bits, x.size) if x.size * bits % 8 == 0 else piece.codes[0], np.uint8
+    )[:, None]
     assert codes.max() < 2**bits
     out = np.empty((x.size, 1), np.float32)
     back = minmax.decode(codes, zeros, stored, bits, LARGEST, out)[:, 0]
@@ -378,6 +383,35 @@ def test_rows_are_decoded_as_the_formula_has_it(bits, dim, group, tokens, dtype)
     assert np.abs(expected).max() > 2.5
     assert np.array_equal(free, expected.astype(dtype))
     assert np.array_equal(out, np.clip(expected, -2.5, 2.5).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "group"), [(8, 32, 16), (5, 24, 8), (3, 21, 6), (1, 1, 4), (12, 10, 1), (16, 7, 24)]
+)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_blocks_and_memory_change_nothing(monkeypatch, bits, dim, value_dim, group, dtype):
+    own = layer(bits, heads=3, tokens=7 * group + 1, dim=dim, value_dim=value_dim, dtype=dtype)
+    own.keys[2, 3 * group :] *= 1000  # one head, and some groups, unlike the others
+    codec = reference.KIVI(bits, group, group)
+    data = codec.encode(own)
+    whole = codec.decode(data)
+
+    def everywhere(change):
+        return own.replace(keys=change(own.keys), values=change(own.values))
+
+    def apart(x):
+        out = np.zeros(tuple(3 * n for n in x.shape), x.dtype)[::3, ::3, ::3]
+        out[...] = x
+        return out
+
+    for change in (np.asfortranarray, lambda x: x[:, ::-1].copy()[:, ::-1], apart):
+        assert codec.encode(everywhere(change)) == data
+    for numbers in (1, 3 * group * dim, 5 * 3 * group * dim):
+        monkeypatch.setattr(minmax, "NUMBERS", numbers)
+        assert codec.encode(own) == data
+        found = codec.decode(data)
+        assert np.array_equal(found.keys, whole.keys) and np.array_equal(found.values, whole.values)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

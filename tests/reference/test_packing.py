@@ -73,6 +73,17 @@ def test_planes_are_the_same_bytes_as_rows(bits, groups, rows, seed):
     assert np.array_equal(back, planes)
 
 
+@given(st.integers(1, 8), st.integers(0, 70), st.integers(0, 1 << 30))
+def test_rows_are_packed_like_anything_else(bits, groups, seed):
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, groups * packing.group(bits)).astype(np.uint8)
+    out = np.empty(codes.size * bits // 8, np.uint8)
+    packing.pack_rows(codes.copy(), bits, out)
+    assert out.tobytes() == one_number(codes, bits)
+    back = np.full_like(codes, 255)
+    packing.unpack_rows(out, bits, back)
+    assert np.array_equal(back, codes)
+
+
 @given(widths, st.binary(max_size=40), st.integers(0, 400))
 def test_any_bytes_are_codes_or_corrupt(bits, data, count):
     try:

@@ -1,6 +1,7 @@
 """QJL: every bit against plain integers, an unbiased estimate of the exact variance, values between their minimum and maximum."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import reference
 from kvtheory.statistics import mean_interval
 from reference import minmax, stream
 from reference.sketch import PAIR, SIGMA, Sketch, _edges, _entries, _paired, sketch
-from reference.vectors import Scratch
+from reference.vectors import Scratch, gained
 from tests.reference import strangers
 from tests.reference.independent import bits_of
 from tests.reference.strategies import layer, layers
@@ -254,3 +255,27 @@ def test_rows_of_a_sketch_are_taken_so_that_no_sum_passes_its_place():
     s = Sketch(everywhere, 8, (paired, step))
     q = np.ones((2, 300), np.float32)
     assert np.array_equal(s.back(q, np.empty((2, 4), np.float32), Scratch()), np.full((2, 4), 30000))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("power", [-1000, -150, -127, -126, -125, -20, 0, 90, 102, 103, 104, 105, 200])
+def test_gains_have_24_bits_and_products_are_rounded_once(power, dtype):
+    """Around the least normal number, and around the largest, where another way is taken."""
+    rng = np.random.default_rng(power + 1000)
+    rows = rng.integers(-(1 << 24), (1 << 24) + 1, (6, 5)).astype(np.float32)
+    rows[0, :2] = 0.0, -0.0
+    gain = np.ldexp(1 + rng.random(6), power)
+    limit = float(np.finfo(np.float16 if dtype == "float16" else np.float32).max)
+    out = np.full((3, 2, 5), np.nan, dtype)
+    expected = []
+    for row, factor in zip(rows, gain, strict=True):
+        numerator = round(Fraction(factor) / Fraction(2) ** (power - 23))  # half to even
+        exact = [Fraction(numerator) * Fraction(2) ** (power - 23) * Fraction(float(n)) for n in row]
+        with np.errstate(over="ignore"):
+            near = [min(max(float(np.float32(float(p))), -limit), limit) for p in exact]
+        expected.append([0.0 if p == 0 else p for p in near])
+    with np.errstate(over="ignore"):
+        wanted = np.array(expected, np.float32).astype(dtype).reshape(out.shape)
+    gained(rows.copy(), gain, float(1 << 24), limit, out)
+    assert np.array_equal(out, wanted)
+    assert not np.signbit(out[0, 0, :2]).any()
