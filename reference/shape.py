@@ -84,9 +84,9 @@ class Shape:
             return replace(self, tokens=grown, positions=range(self.positions.start, self.positions.start + grown))
         return replace(self, tokens=grown, positions=in_order(np.concatenate([_array(self.positions), positions])))
 
-    def decoded(self, keys: NDArray[Any], values: NDArray[Any]) -> Decoded:
-        """Every token kept, with weight 1."""
-        return Decoded.of(keys, values, _array(self.positions))
+    def decoded(self, keys: NDArray[Any], values: NDArray[Any], *, checked: bool = False) -> Decoded:
+        """Every token kept, with weight 1. checked: the decoder has seen to it that all numbers are finite."""
+        return Decoded.of(keys, values, _array(self.positions), checked=checked)
 
     def write(self) -> bytes:
         sizes = (self.kv_heads, self.tokens, self.head_dim, self.value_dim, 0 if self.index is None else self.index + 1)

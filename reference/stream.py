@@ -213,13 +213,22 @@ def write(header: Header, groups: Sequence[Group]) -> bytes:
     pieces += [varint(len(header.parameters)), header.parameters, bytes([len(header.digest)]), header.digest]
     if header.kind is Kind.LAYERS:
         pieces.append(varint(len(groups)))
-    pieces += [join(group) for group in groups]
-    return seal(b"".join(pieces))
+    for group in groups:
+        pieces += _joined(group)
+    # as `seal` of all pieces in a row, which would be one more copy
+    checksum = zlib.crc32(MAGIC)
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return b"".join((MAGIC, *pieces, checksum.to_bytes(_CHECKSUM, "little")))
 
 
 def join(group: Group) -> bytes:
     """The bytes of a group: number of parts, their lengths, the parts."""
-    return b"".join([varint(len(group)), *(varint(memoryview(part).nbytes) for part in group), *group])
+    return b"".join(_joined(group))
+
+
+def _joined(group: Group) -> list[Part]:
+    return [varint(len(group)), *(varint(memoryview(part).nbytes) for part in group), *group]
 
 
 def read(stream: Buffer) -> tuple[Header, list[list[Reader]]]:

@@ -65,18 +65,27 @@ class Decoded:
             object.__setattr__(self, name, array)
 
     @classmethod
-    def of(cls, keys: Any, values: Any, positions: Any = None) -> Decoded:
-        """Every token kept with weight 1: keys (kv_heads, tokens, d), values (kv_heads, tokens, dv), positions (tokens,) or None."""
+    def of(cls, keys: Any, values: Any, positions: Any = None, *, checked: bool = False) -> Decoded:
+        """Every token kept with weight 1: keys (kv_heads, tokens, d), values (kv_heads, tokens, dv), positions (tokens,) or None.
+
+        checked: positions ascend, and all numbers are finite, as those of a decoder that clips: they are not looked at again.
+        """
         keys, values = as_array("keys", keys), as_array("values", values)
         heads, tokens = keys.shape[:2]
         positions = np.arange(tokens) if positions is None else as_array("positions", positions)
-        return cls(
+        arrays = (
             keys,
             values,
             np.zeros((heads, tokens)),
             np.broadcast_to(positions.astype(np.int64), (heads, tokens)),
             np.full(heads, tokens, dtype=np.int64),
         )
+        if not checked:
+            return cls(*arrays)
+        made = object.__new__(cls)
+        for name, array in zip(cls.__dataclass_fields__, arrays, strict=True):
+            object.__setattr__(made, name, array)
+        return made
 
     @classmethod
     def exact(cls, layer: Layer) -> Decoded:

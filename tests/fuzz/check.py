@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import kvtheory
 import reference
 from kvtheory.layer.store import CorruptCache
@@ -84,6 +86,17 @@ def size_of(decoded: Any) -> int:
     return sum(getattr(getattr(decoded, name, None), "nbytes", 0) for name in names)
 
 
+def finite(decoded: Any) -> bool:
+    """Whether all keys and values of Decoded, or of lists of them, are finite; True of anything else."""
+    if isinstance(decoded, (list, tuple)):
+        return all(map(finite, decoded))
+    return all(
+        bool(np.isfinite(a).all())
+        for a in (getattr(decoded, n, None) for n in ("keys", "values"))
+        if isinstance(a, np.ndarray)
+    )
+
+
 class Checker:
     """Decodes mutants of these seeds and says what is wrong. One a process: it sets an alarm, and limits the address space."""
 
@@ -130,6 +143,8 @@ class Checker:
         began = time.perf_counter()
         outcome, offence, decoded = self._attempt(call, longest)
         took = time.perf_counter() - began
+        if offence is None and not finite(decoded):
+            offence = Offence("numbers", "NaN or inf decoded")
         allowed = SECONDS + size_of(decoded) / SPEED
         if took > allowed and (offence is None or offence.kind == "time"):
             took = min(took, *(self._timed(call, longest) for _ in range(2)))
