@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference import rans
+from reference import packing, rans
 from reference.stream import Part, Reader, varint
 from reference.transform_coding.basis import Basis
 
@@ -294,7 +294,9 @@ def _unpack(reader: Reader, widths: Integers) -> Integers:
     total = int(widths.sum(dtype=np.int64))
     if reader.remaining != -(-total // 8):
         reader.fail(f"low bits: expected {-(-total // 8)} bytes, got {reader.remaining}")
-    bits = np.unpackbits(np.frombuffer(reader.rest(), np.uint8), bitorder="little")[:total].astype(np.int64)
+    packed = np.frombuffer(reader.rest(), np.uint8)
+    packing.check_padding(packed, total, 1, reader)
+    bits = np.unpackbits(packed, bitorder="little")[:total].astype(np.int64)
     owner = np.repeat(np.arange(widths.size), widths)
     place = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
     out = np.zeros(widths.size, np.int64)

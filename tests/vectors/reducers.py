@@ -90,7 +90,8 @@ def invalid() -> dict[str, tuple[bytes, str, bytes]]:
     shape = b"".join(stream.varint(v) for v in (heads, 9, 1, 1, 0)) + b"\x00\x00\x00"
     uneven = b"\x00\x01\x00\x00" + (heads - 1) * b"\x00\x00\x00"
     merge = reference.MergeReduce(4, "random", sinks=0, window=0)
-    wrong = parameters_with(merge, 2, b"\x06")
+    # a place that no list of words will grow to
+    wrong = parameters_with(merge, 2, b"\xff")
     zero = common.parameters.replace(b"\x00\x08", b"\x00\x07", 1)
     cases = {
         "reducer-shape-positions": (with_part(0, apart[0][:-1] + b"\x02"), "a shape with positions that do not start at 0"),

@@ -78,6 +78,7 @@ def invalid() -> dict[str, tuple[bytes, str, bytes]]:
     aatc = reference.AATC.fit(plain, 2, sinks=1, window=1)
     palu = reference.PALU.fit(plain, 3)
     klt = reference.MetricKLT.fit(plain, 2, sinks=1, block=3, classes=2)
+    nine, given_nine = reference.MetricKLT.fit(plain, 9, sinks=0, classes=1), layer(281, 2, 5, 4, 3, index=1)
     fixed = reference.MetricKLT.fit(plain, 2, sinks=1, coding="fixed")
     kvtc = reference.KVTC.fit(plain, 6, sinks=1, window=1)
 
@@ -124,6 +125,9 @@ def invalid() -> dict[str, tuple[bytes, str, bytes]]:
             with_part(klt, data, 5, lambda b: b"\x01" + b[1:] + b"\0\0\0\0"), "an escape that no symbol is", klt.state
         ),
         "metric-klt-low-bits": (with_part(klt, data, 6, lambda b: b + b"\0"), "too many low bits", klt.state),
+        "metric-klt-low-bits-spare": (
+            with_part(nine, given_nine, 6, lambda b: b[:-1] + bytes([b[-1] | 128])), "a spare low bit that is set", nine.state
+        ),
         "metric-klt-fixed-parts": (with_part(fixed, data, 5, lambda b: b"\0"), "escapes of a fixed rate", fixed.state),
     }  # fmt: skip
     for name, codec, change, why in (
