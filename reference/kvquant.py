@@ -271,6 +271,13 @@ class KVQuant(Codec):
         return self._start(layer, None)
 
     def _start(self, layer: Layer, positions: NDArray[np.int64] | None) -> _KVQuantAppender:
+        table = self.fitted_to(layer)
+        appender = _KVQuantAppender(self, Shape.of(layer), table)
+        appender.take_at(layer.keys, layer.values, layer.positions if positions is None else positions)
+        return appender
+
+    def fitted_to(self, layer: Layer) -> LayerTables:
+        """What was fitted for the layer; StateMismatch for an index, heads, dimensions or a rope that nothing was fitted to."""
         table: LayerTables = calibrations.fitted({one.index: one for one in self.tables}, layer, "KVQuant")
         own = (layer.kv_heads, layer.head_dim, layer.value_dim)
         if own != (table.kv_heads, table.head_dim, table.value_dim):
@@ -280,18 +287,33 @@ class KVQuant(Codec):
             )
         if self.pre_rope and layer.rope != table.rope:
             raise StateMismatch(f"rope: KVQuant was fitted to {table.rope} in layer {layer.index}, got {layer.rope}")
-        shape = Shape.of(layer)
-        appender = _KVQuantAppender(self, shape, table)
-        appender.take_at(layer.keys, layer.values, layer.positions if positions is None else positions)
-        return appender
+        return table
 
     def decode_parts(self, parts: list[Reader]) -> Decoded:
-        return self._decoded(parts, None)
+        return self._restored(parts, None)
 
     def decode_at(self, parts: list[Reader], kept: Kept) -> Decoded:
-        return self._decoded(parts, None if kept.places is None else kept)
+        return self._restored(parts, None if kept.places is None else kept)
 
-    def _decoded(self, parts: list[Reader], kept: Kept | None) -> Decoded:
+    def _restored(self, parts: list[Reader], kept: Kept | None) -> Decoded:
+        opened = self._opened(parts, kept)
+        shape, table = opened.shape, opened.table
+        sides: list[tuple[_Keys | _Values, int, list[Reader], np.dtype[Any], NDArray[Any]]] = [
+            (_Keys(self, table), shape.head_dim, parts[3:6], shape.key_dtype, opened.key_sinks),
+            (_Values(self, table), shape.value_dim, parts[8:11], shape.value_dtype, opened.value_sinks),
+        ]
+        arrays = []
+        for side, dim, readers, dtype, exact in sides:
+            read = _read_codes(side.name, readers, opened.rows, dim, self.bits, dtype)
+            out = np.empty((shape.kv_heads, shape.tokens, dim), dtype)
+            out[:, : opened.sinks] = exact
+            own_ends = (opened.positions,) if isinstance(side, _Keys) else opened.ends
+            _decode_side(side, read, own_ends, largest(dtype), out[:, opened.sinks :])
+            arrays.append(out)
+        return shape.decoded(*arrays)
+
+    def _opened(self, parts: list[Reader], kept: Kept | None) -> _Opened:
+        """All but codes, places and outliers, whose Readers are left at their starts; the sizes of the codes are right."""
         shape = Shape.read(parts[0])
         table = next((one for one in self.tables if one.index == shape.index), None)
         if table is None:
@@ -306,24 +328,12 @@ class KVQuant(Codec):
         first = Shape(shape.kv_heads, sinks, *own[1:], shape.key_type, shape.value_type, None, range(sinks))
         key_sinks = _numbers(parts[1], "key sinks", first, shape.head_dim, shape.key_dtype)
         value_sinks = _numbers(parts[2], "value sinks", first, shape.value_dim, shape.value_dtype)
-        sides: list[tuple[_Keys | _Values, int, list[Reader], np.dtype[Any], NDArray[Any]]] = [
-            (_Keys(self, table), shape.head_dim, parts[3:6], shape.key_dtype, key_sinks),
-            (_Values(self, table), shape.value_dim, parts[8:11], shape.value_dtype, value_sinks),
-        ]
-        for side, dim, (codes, _, _), _, _ in sides:
+        for name, dim, codes in (("key", shape.head_dim, parts[3]), ("value", shape.value_dim, parts[8])):
             if codes.remaining != (expected := packing.packed_size(rows * dim, self.bits)):
-                codes.fail(f"{side.name} codes: expected {expected} bytes, got {codes.remaining}")
+                codes.fail(f"{name} codes: expected {expected} bytes, got {codes.remaining}")
         ends = _Values.read_ends(parts[6], parts[7], rows, shape.value_dtype)
         positions = (_array(shape.positions) if kept is None else kept.positions(shape.tokens))[..., sinks:]
-        arrays = []
-        for side, dim, readers, dtype, exact in sides:
-            read = _read_codes(side.name, readers, rows, dim, self.bits, dtype)
-            out = np.empty((shape.kv_heads, shape.tokens, dim), dtype)
-            out[:, :sinks] = exact
-            own_ends = (positions,) if isinstance(side, _Keys) else ends
-            _decode_side(side, read, own_ends, largest(dtype), out[:, sinks:])
-            arrays.append(out)
-        return shape.decoded(*arrays)
+        return _Opened(shape, table, sinks, rows, key_sinks, value_sinks, ends, positions)
 
     def decode_flops(self, stream: bytes) -> int:
         """A product and a sum for each number behind the sinks; 3 more for each rotated channel, 1 more where attention_scaling is not 1."""
@@ -337,6 +347,23 @@ class KVQuant(Codec):
             rows = shape.kv_heads * max(0, shape.tokens - self.sinks)
             total += rows * (2 * (shape.head_dim + shape.value_dim) + turned)
         return total
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A stream but for its codes and outliers. sinks: tokens kept exact; rows: vectors behind them.
+
+    ends: zeros and half scales of the values, (rows,) each. positions: of the tokens behind the sinks, (n,) or by head (kv_heads, n).
+    """
+
+    shape: Shape
+    table: LayerTables
+    sinks: int
+    rows: int
+    key_sinks: NDArray[Any]
+    value_sinks: NDArray[Any]
+    ends: tuple[Float64, Float64]
+    positions: NDArray[np.int64]
 
 
 def _outward(x: Float64, outliers: float) -> tuple[Float32, Float32]:
@@ -451,7 +478,8 @@ class _Coded:
     def keep(self, codes: NDArray[np.uint8], outside: NDArray[np.bool_], numbers: NDArray[Any]) -> None:
         self._codes.append(np.where(outside, 0, codes))
         self._places.append(outside)
-        apart = numbers[outside].astype(np.float32)
+        with np.errstate(over="ignore"):  # keys before RoPE may be longer than any float32: limited below
+            apart = numbers[outside].astype(np.float32)
         limit = largest(self.kind)
         apart = np.clip(apart, -limit, limit) + np.float32(0)
         self._outliers.append(apart.astype(self.kind).astype(self.kind.newbyteorder("<")).tobytes())

@@ -248,7 +248,10 @@ class KVTC(Codec):
     def decode_at(self, parts: list[Reader], kept: Sequence[Kept]) -> list[Decoded]:
         return self._decoded(parts, kept)
 
-    def _decoded(self, parts: list[Reader], kept: Sequence[Kept] | None) -> list[Decoded]:
+    def _opened(
+        self, parts: list[Reader], kept: Sequence[Kept] | None
+    ) -> tuple[list[Shape], list[LayerKind], int, int, list[tuple[NDArray[Any], NDArray[Any]]]]:
+        """Shapes and kinds of the layers, first and last coded token, exact keys and values; scales and codes are yet to be read."""
         start = parts[0].offset
         shapes = self.shapes_in(parts)
         kinds = {kind.index: kind for kind in self.kinds}
@@ -291,16 +294,19 @@ class KVTC(Codec):
             )
         for part, what in zip(parts[1:3], self.part_names[1:3]):
             part.end(what)
+        return shapes, [kinds[shape.index] for shape in shapes], first, last, exact
+
+    def _decoded(self, parts: list[Reader], kept: Sequence[Kept] | None) -> list[Decoded]:
+        shapes, kinds, first, last, exact = self._opened(parts, kept)
         # both sides' bytes are held against the number of tokens before either is made into numbers
         read = [side.read_codes(parts[3 + 2 * s : 5 + 2 * s], last - first) for s, side in enumerate(self.sides)]
         y = [side.coefficients(*one) for side, one in zip(self.sides, read)]
         out = []
-        for i, (shape, (keys, values)) in enumerate(zip(shapes, exact)):
-            kind = kinds[shape.index]
+        for i, (shape, kind, (keys, values)) in enumerate(zip(shapes, kinds, exact)):
             x = np.concatenate(
                 [side.synthesise(own, rows) for side, own, rows in zip(self.sides, y, self._rows(kind))], axis=1
             )
-            own_positions = _positions(kept, i, tokens)
+            own_positions = _positions(kept, i, shape.tokens)
             positions = _array(shape.positions) if own_positions is None else own_positions
             k, v = stacked.unstack(
                 x,

@@ -33,7 +33,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,36 @@ def thresholds(table: NDArray[np.int64]) -> Float32:
     return (tangents * tangents).astype(np.float32)
 
 
+def factors(table: NDArray[np.int64], level: int, bits: int) -> tuple[Float32, Float32]:
+    """(2^bits,) what a code of this level multiplies a norm by, for the first and the second of the pair; of the level's cosines."""
+    first = table.astype(np.float32) / np.float32(UNIT)
+    second = np.ascontiguousarray(first[::-1])
+    if level > 1:
+        return first, second
+    if bits == 1:
+        return np.zeros(2, np.float32), np.array([1, -1], np.float32)
+    return (
+        np.concatenate([first, -first, first, -first]),
+        np.concatenate([second, second, -second, -second]),
+    )
+
+
+def fail_lone(reader: Reader, side: str, at: int) -> NoReturn:
+    """CorruptStream of a lone coordinate whose code no encoder writes."""
+    reader.fail(f"{side} angles: a lone coordinate has a code with more than a sign", at)
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """One side of a stream: "key" or "value", channels, element type, radii, the angles of each level."""
+
+    name: str
+    dim: int
+    dtype: np.dtype[Any]
+    radii: Reader
+    angles: list[Reader]
+
+
 @dataclass(frozen=True)
 class PolarQuant(Codec):
     """PolarQuant with level_bits[l-1] bits for the angles of level l. Dimensions 1 to 1024, keys and values may differ.
@@ -143,9 +173,14 @@ class PolarQuant(Codec):
         return appender
 
     def decode_parts(self, parts: list[Reader]) -> Decoded:
+        shape, tables, sides = self._read_sides(parts)
+        return shape.decoded(*(_decode_side(self, tables, shape, side) for side in sides))
+
+    def _read_sides(self, parts: list[Reader]) -> tuple[Shape, list[NDArray[np.int64]], list[_Coded]]:
+        """The shape, the cosines of each level, and keys and values as they were coded, their sizes checked."""
         shape = Shape.read(parts[0])
         tables = self._read_cosines(parts[1])
-        decoded = []
+        sides = []
         for side, dim, dtype, radius_part, angle_part in (
             ("key", shape.head_dim, shape.key_dtype, parts[2], parts[3]),
             ("value", shape.value_dim, shape.value_dtype, parts[4], parts[5]),
@@ -160,13 +195,9 @@ class PolarQuant(Codec):
             ):
                 if reader.remaining != expected:
                     reader.fail(f"{side} {what}: expected {expected} bytes, got {reader.remaining}")
-            if shape.rows:  # no rotation is made for nothing: a header alone could ask for a large one
-                sections = [angle_part.part(size, f"{side} angles") for size in sizes]
-                plan = _Plan(self, side, dim, tables)
-                decoded.append(_decode_side(plan, shape, side, dtype, radius_part, sections))
-            else:
-                decoded.append(np.empty((shape.kv_heads, 0, dim), dtype))
-        return shape.decoded(*decoded)
+            angles = [angle_part.part(size, f"{side} angles") for size in sizes]
+            sides.append(_Coded(side, dim, dtype, radius_part, angles))
+        return shape, tables, sides
 
     def _read_cosines(self, reader: Reader) -> list[NDArray[np.int64]]:
         tables = []
@@ -277,19 +308,6 @@ class _Plan:
 
     # -- codes to vectors ----------------------------------------------------------------------------------------------
 
-    def _factors(self, level: int) -> tuple[Float32, Float32]:
-        """(2^bits,) what a code of this level multiplies a norm by, for the first and the second of the pair."""
-        table, bits = self.tables[level - 1].astype(np.float32) / np.float32(UNIT), self.level_bits[level - 1]
-        first, second = table, table[::-1]
-        if level > 1:
-            return first, np.ascontiguousarray(second)
-        if bits == 1:
-            return np.zeros(2, np.float32), np.array([1, -1], np.float32)
-        return (
-            np.concatenate([first, -first, first, -first]),
-            np.concatenate([second, second, -second, -second]),
-        )
-
     def decode(
         self, radii: NDArray[np.int64], planes: list[NDArray[np.uint8]], limit: float, out: NDArray[Any]
     ) -> None:
@@ -306,7 +324,7 @@ class _Plan:
             below = self._scratch(f"level {level}", (nodes, count), np.float32)
             whole = nodes // 2
             factor = self._scratch("factor", (whole, count), np.float32)
-            for place, table in enumerate(self._factors(level)):
+            for place, table in enumerate(factors(self.tables[level - 1], level, bits)):
                 np.take(table, codes[:whole], out=factor, mode="clip")
                 np.multiply(values[:whole], factor, out=below[place : 2 * whole : 2])
             if nodes % 2:
@@ -381,11 +399,12 @@ class _Side:
         return [b"".join(self._radii), b"".join(packer.bytes() for packer in self._angles)]
 
 
-def _decode_side(
-    plan: _Plan, shape: Shape, side: str, dtype: np.dtype[Any], radius_part: Reader, sections: list[Reader]
-) -> NDArray[Any]:
-    heads, tokens = shape.kv_heads, shape.tokens
-    radii = read_norms(radius_part, shape.rows * plan.radii_each, MANTISSA_BITS, f"{side} radii")
+def _decode_side(codec: PolarQuant, tables: Sequence[NDArray[np.int64]], shape: Shape, coded: _Coded) -> NDArray[Any]:
+    heads, tokens, side, sections = shape.kv_heads, shape.tokens, coded.name, coded.angles
+    if not shape.rows:  # no rotation is made for nothing: a header alone could ask for a large one
+        return np.empty((heads, 0, coded.dim), coded.dtype)
+    plan = _Plan(codec, side, coded.dim, tables)
+    radii = read_norms(coded.radii, shape.rows * plan.radii_each, MANTISSA_BITS, f"{side} radii")
     radii = radii.reshape(shape.rows, plan.radii_each)
     start, rows_of_codes = sections[0].offset, []
     for section, each, bits, bytewise in zip(sections, plan.codes_each, plan.level_bits, plan.bytewise, strict=True):
@@ -394,8 +413,8 @@ def _decode_side(
         else:
             codes = packing.unpack(section, shape.rows * each, bits).reshape(shape.rows, each)
         rows_of_codes.append(codes)
-    limit = largest(dtype)
-    out = np.empty((heads, tokens, plan.dim), dtype)
+    limit = largest(coded.dtype)
+    out = np.empty((heads, tokens, plan.dim), coded.dtype)
     scratch = Scratch()
     for block in blocks(tokens, heads):
         own = slice(block.start * heads, block.stop * heads)
@@ -411,6 +430,6 @@ def _decode_side(
                 np.copyto(plane, codes[own].T)
             planes.append(plane)
         if plan.dim % 2 and (planes[0][-1] & ((1 << (plan.level_bits[0] - 1)) - 1)).any():
-            sections[0].fail(f"{side} angles: a lone coordinate has a code with more than a sign", start)
+            fail_lone(sections[0], side, start)
         plan.decode(radii[own], planes, limit, out[:, block].transpose(1, 0, 2))
     return out

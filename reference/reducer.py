@@ -31,7 +31,17 @@ from reference.kept import MOST_TOKENS, Kept
 from reference.shape import Positions, Shape, in_order, read_positions, write_positions
 from reference.stream import Part, Reader, varint
 
-__all__ = ["Reducer", "budget", "check_finite", "check_keep", "chosen", "joined", "parts_of", "split_budget"]
+__all__ = [
+    "Reducer",
+    "Selector",
+    "budget",
+    "check_finite",
+    "check_keep",
+    "chosen",
+    "joined",
+    "parts_of",
+    "split_budget",
+]
 
 MOST_PADDING = 64
 
@@ -149,6 +159,17 @@ class Reducer(Codec):
 
     def start(self, layer: Layer) -> Appender:
         return _Behind(self, layer)
+
+
+class Selector(Reducer):
+    """A reducer that leaves tokens as they are, of weight 1. Subclasses define `places`."""
+
+    @abc.abstractmethod
+    def places(self, layer: Layer) -> list[Index]:
+        """Which tokens of each KV head are left, ascending. ValueError for a NaN or inf, with its place."""
+
+    def reduce(self, layer: Layer) -> Decoded:
+        return chosen(layer, self.places(layer))
 
 
 def parts_of(shape: Shape, decoded: Decoded) -> list[Part]:

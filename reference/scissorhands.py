@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory import attention
-from kvtheory.layer import Decoded, Layer
+from kvtheory.layer import Layer
 from reference.arguments import number, whole
 from reference.kept import MOST_TOKENS
-from reference.reducer import Reducer, budget, check_finite, check_keep, chosen, split_budget
+from reference.reducer import Selector, budget, check_finite, check_keep, split_budget
 from reference.snapkv import latest_queries
 
 __all__ = ["ScissorHands"]
@@ -32,7 +32,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ScissorHands(Reducer):
+class ScissorHands(Selector):
     """keep: the budget B of each head (int), or its share of the prompt (float; the paper's largest saving, a factor 5, by default).
 
     About B (1 - drop) to B tokens are left, never more than B. sinks: first tokens always among them; the paper has none. window: latest
@@ -58,14 +58,14 @@ class ScissorHands(Reducer):
         whole("history", self.history, 1, MOST_TOKENS)
         object.__setattr__(self, "drop", number("drop", self.drop, 0, 1))
 
-    def reduce(self, layer: Layer) -> Decoded:
+    def places(self, layer: Layer) -> list[Index]:
         check_finite(layer)
         total = budget(self.keep, layer.tokens)
         if total == layer.tokens:
-            return chosen(layer, [np.arange(total)] * layer.kv_heads)
+            return [np.arange(total)] * layer.kv_heads
         first, _, last = split_budget(total, self.sinks, self.window)
         run = self._at_once if layer.query_positions is None else self._one_by_one
-        return chosen(layer, [run(layer, kv, total, first, last) for kv in range(layer.kv_heads)])
+        return [run(layer, kv, total, first, last) for kv in range(layer.kv_heads)]
 
     def _at_once(self, layer: Layer, kv: int, total: int, first: int, last: int) -> Index:
         heads = [layer.head(h) for h in range(kv * layer.group, (kv + 1) * layer.group)]

@@ -17,18 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory import attention
-from kvtheory.layer import Decoded, Layer
+from kvtheory.layer import Layer
 from reference.arguments import whole, word
 from reference.kept import MOST_TOKENS
-from reference.reducer import Reducer, budget, check_finite, check_keep, chosen, split_budget
+from reference.reducer import Selector, budget, check_finite, check_keep, split_budget
 
 __all__ = ["SnapKV", "latest_queries", "pooled"]
 
 Float = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class SnapKV(Reducer):
+class SnapKV(Selector):
     """keep: tokens left of each head (int), or their share of the prompt (float). sinks: first tokens always among them; the paper has none.
 
     window: tokens at the end, and how many of the latest queries are asked. kernel, pooling: the official code's 5 and "mean" (the paper
@@ -57,7 +58,7 @@ class SnapKV(Reducer):
             raise ValueError(f"kernel: expected an odd number of neighbours, got {self.kernel}")
         word("pooling", self.pooling, ("mean", "max"))
 
-    def reduce(self, layer: Layer) -> Decoded:
+    def places(self, layer: Layer) -> list[Index]:
         check_finite(layer)
         n = layer.tokens
         total = budget(self.keep, n)
@@ -65,15 +66,15 @@ class SnapKV(Reducer):
         end = n - last
         if total == n or scored == 0:
             index = np.concatenate([np.arange(first), np.arange(end, n)])
-            return chosen(layer, [np.arange(n) if total == n else index] * layer.kv_heads)
+            return [np.arange(n) if total == n else index] * layer.kv_heads
         mass = attention_mass(layer, latest_queries(layer, self.window))
         # the window's own tokens are not pooled into those before it
         scores = pooled(mass[:, :end], self.kernel, self.pooling)
-        index_of = []
+        places = []
         for own in scores:
             order = np.argsort(-own[first:], kind="stable")[:scored] + first
-            index_of.append(np.concatenate([np.arange(first), np.sort(order), np.arange(end, n)]))
-        return chosen(layer, index_of)
+            places.append(np.concatenate([np.arange(first), np.sort(order), np.arange(end, n)]))
+        return places
 
 
 def latest_queries(layer: Layer, count: int) -> NDArray[np.intp]:

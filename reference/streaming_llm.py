@@ -23,7 +23,7 @@ from kvtheory.layer import Decoded, Layer, Rope
 from reference.arguments import whole, word
 from reference.codec import Appender
 from reference.kept import MOST_TOKENS
-from reference.reducer import Reducer, budget, check_finite, check_keep, chosen, parts_of, split_budget
+from reference.reducer import Selector, budget, check_finite, check_keep, chosen, parts_of, split_budget
 from reference.rotary import Rotary
 from reference.shape import Shape
 from reference.stream import Part
@@ -35,7 +35,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class StreamingLLM(Reducer):
+class StreamingLLM(Selector):
     """keep: tokens left of each head (int), or their share of the prompt (float; then it cannot append). sinks: first tokens among them.
 
     window: recent tokens among them, None for all that the sinks leave. positions: "cache" turns the sinks' keys to positions right before
@@ -62,28 +62,38 @@ class StreamingLLM(Reducer):
         word("positions", self.positions, ("cache", "original"))
         object.__setattr__(self, "streaming", not isinstance(self.keep, float))
 
-    def reduce(self, layer: Layer) -> Decoded:
+    def places(self, layer: Layer) -> list[Index]:
         check_finite(layer)
         first, last = self._places(layer.tokens)
         index = np.concatenate([np.arange(first), np.arange(layer.tokens - last, layer.tokens)])
-        decoded = chosen(layer, [index] * layer.kv_heads)
+        return [index] * layer.kv_heads
+
+    def reduce(self, layer: Layer) -> Decoded:
+        decoded = chosen(layer, self.places(layer))
+        first, last = self._places(layer.tokens)
         if first + last == layer.tokens:
             return decoded
         return self._turned(decoded, first, int(layer.positions[-1]), layer.rope)
 
     def _turned(self, decoded: Decoded, first: int, newest: int, rope: Rope | None) -> Decoded:
         """With the keys of the `first` tokens right before those of the others, or of what comes behind position `newest`."""
-        if self.positions == "original" or rope is None or not first:
+        by = self._steps(decoded.positions[0, : decoded.kept[0]], first, newest, rope)
+        if rope is None or by is None:
             return decoded
-        keys, own = decoded.keys.copy(), decoded.positions[0, :first]
-        window = int(decoded.positions[0, first]) if decoded.kept[0] > first else newest + 1
-        by = window - first + np.arange(first, dtype=np.int64) - own
+        keys = decoded.keys.copy()
         # a rotation alone: its scaling is in the keys already
         with np.errstate(over="ignore"):  # of float64
             turned = Rotary(with_fields(rope, attention_scaling=1.0)).apply(keys[:, :first], by)
-        most = np.finfo(np.float64).max if keys.dtype == np.float64 else largest(keys.dtype)
+        most = _most(keys.dtype)
         keys[:, :first] = np.clip(turned, -most, most)
         return with_fields(decoded, keys=keys)
+
+    def _steps(self, positions: Index, first: int, newest: int, rope: Rope | None) -> Index | None:
+        """By how many positions each of the `first` of the tokens at `positions` is turned; None if they stay."""
+        if self.positions == "original" or rope is None or not first:
+            return None
+        window = int(positions[first]) if len(positions) > first else newest + 1
+        return window - first + np.arange(first, dtype=np.int64) - positions[:first]
 
     def _places(self, tokens: int) -> tuple[int, int]:
         """How many of the first tokens are left, how many of the last."""
@@ -95,6 +105,11 @@ class StreamingLLM(Reducer):
         if isinstance(self.keep, float):
             raise TypeError(f"keep: expected a number of tokens to append to, got the share {self.keep}")
         return _Rolling(self, layer)
+
+
+def _most(dtype: np.dtype[Any]) -> float:
+    """The largest number of an element type."""
+    return float(np.finfo(np.float64).max) if dtype == np.float64 else largest(dtype)
 
 
 class _Rolling(Appender):

@@ -326,6 +326,18 @@ def _pairs(values: Float32) -> NDArray[np.complex64]:
 
 
 @dataclass(frozen=True)
+class _Coded:
+    """One side of a stream: "key" or "value", channels, element type, points, norms and codes."""
+
+    name: str
+    dim: int
+    dtype: np.dtype[Any]
+    points: NDArray[np.int64]
+    norms: Reader
+    codes: Reader
+
+
+@dataclass(frozen=True)
 class TurboQuant(Codec):
     """TurboQuant with `bits` bits a coordinate, 1 to 8, data-oblivious. Head dimensions 1 to 1024, keys and values may differ.
 
@@ -383,9 +395,14 @@ class TurboQuant(Codec):
         return appender
 
     def decode_parts(self, parts: list[Reader]) -> Decoded:
+        shape, sides = self._read_sides(parts)
+        return shape.decoded(*(_decode_side(self, shape, side) for side in sides))
+
+    def _read_sides(self, parts: list[Reader]) -> tuple[Shape, list[_Coded]]:
+        """The shape, and keys and values as they were coded, their sizes checked."""
         shape = Shape.read(parts[0])
         half = 1 << (self.mse_bits - 1) if self.mse_bits else 0
-        decoded = []
+        sides = []
         for side, dim, dtype, norm_part, code_part in (
             ("key", shape.head_dim, shape.key_dtype, parts[2], parts[3]),
             ("value", shape.value_dim, shape.value_dtype, parts[4], parts[5]),
@@ -402,13 +419,9 @@ class TurboQuant(Codec):
             for reader, expected, what in ((norm_part, norm_size, "norms"), (code_part, size, "codes")):
                 if reader.remaining != expected:
                     reader.fail(f"{side} {what}: expected {expected} bytes, got {reader.remaining}")
-            if shape.rows:
-                plan = _Plan(self, side, dim, table)
-                decoded.append(_decode_side(plan, shape, side, dtype, norm_part, code_part))
-            else:  # no rotation is made for nothing: a header alone could ask for a large one
-                decoded.append(np.empty((shape.kv_heads, 0, dim), dtype))
+            sides.append(_Coded(side, dim, dtype, table, norm_part, code_part))
         parts[1].end("points")
-        return shape.decoded(*decoded)
+        return shape, sides
 
     def decode_flops(self, stream: bytes) -> int:
         """Per vector the butterflies of the Hadamard blocks, d log2 B, the mixing of m blocks, 3 d, and the gain, d.
@@ -483,21 +496,22 @@ class _Side:
         return [b"".join(self._norms), self._codes.bytes()]
 
 
-def _decode_side(
-    plan: _Plan, shape: Shape, side: str, dtype: np.dtype[Any], norm_part: Reader, code_part: Reader
-) -> NDArray[Any]:
-    heads, tokens, dim = shape.kv_heads, shape.tokens, plan.dim
-    stored = read_norms(norm_part, shape.rows * plan.norms_each, plan.mantissa_bits, f"{side} norms")
+def _decode_side(codec: TurboQuant, shape: Shape, coded: _Coded) -> NDArray[Any]:
+    heads, tokens, dim = shape.kv_heads, shape.tokens, coded.dim
+    if not shape.rows:  # no rotation is made for nothing: a header alone could ask for a large one
+        return np.empty((heads, 0, dim), coded.dtype)
+    plan = _Plan(codec, coded.name, dim, coded.points)
+    stored = read_norms(coded.norms, shape.rows * plan.norms_each, plan.mantissa_bits, f"{coded.name} norms")
     stored = stored.reshape(shape.rows, plan.norms_each)
     packed = codes = None
     if plan.bytewise:
-        packed = code_part.array(np.uint8, code_part.remaining, f"{side} codes").reshape(
+        packed = coded.codes.array(np.uint8, coded.codes.remaining, f"{coded.name} codes").reshape(
             shape.rows, dim * plan.bits // 8
         )
     else:
-        codes = packing.unpack(code_part, shape.rows * dim, plan.bits).reshape(shape.rows, dim)
-    limit = largest(dtype)
-    out = np.empty((heads, tokens, dim), dtype)
+        codes = packing.unpack(coded.codes, shape.rows * dim, plan.bits).reshape(shape.rows, dim)
+    limit = largest(coded.dtype)
+    out = np.empty((heads, tokens, dim), coded.dtype)
     scratch = Scratch()
     for block in blocks(tokens, heads):
         rows = slice(block.start * heads, block.stop * heads)

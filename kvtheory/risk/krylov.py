@@ -19,12 +19,13 @@ span Q, is rounding that lies in span Q again, and normalising it would count di
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import qr
 
+from kvtheory.namespaces import host, namespace
 from kvtheory.randomness import generator
 
 Float = NDArray[np.float64]
@@ -56,24 +57,27 @@ def leading(
     shape: tuple[int, int],
     rank: int,
     trace: float = np.inf,
+    xp: Any = np,
 ) -> Leading:
     """The `rank` leading eigenpairs of X X^T; forward(y) = X y for y (width, b), adjoint(y) = X^T y for y (n, b); shape (n, width).
+
+    xp: the namespace of the arrays that these take and give, and of the vectors; the eigenvalues are NumPy's.
 
     trace: ||X||_F^2 where it is known. ArithmeticError if the basis captures more than that, as no orthonormal basis can.
     """
     n, width = shape
     smaller = min(n, width)
-    start = generator(0, "risk krylov").standard_normal((width, min(rank + _OVERSAMPLING, smaller)))
+    start = xp.asarray(generator(0, "risk krylov").standard_normal((width, min(rank + _OVERSAMPLING, smaller))))
     basis, image = _grow(forward(start), smaller, adjoint, forward)
     return _ritz(basis, image.T @ image, rank, trace)
 
 
-def symmetric(normal: Callable[[Float], Float], size: int, rank: int, trace: float = np.inf) -> Leading:
+def symmetric(normal: Callable[[Float], Float], size: int, rank: int, trace: float = np.inf, xp: Any = np) -> Leading:
     """The same for A (size, size), symmetric and positive: normal(y) = A y. With A = X^T X nothing as long as X is held.
 
     The basis starts from A Omega: each product by A is two by X, half a step more than `leading`.
     """
-    start = generator(0, "risk krylov").standard_normal((size, min(rank + _OVERSAMPLING, size)))
+    start = xp.asarray(generator(0, "risk krylov").standard_normal((size, min(rank + _OVERSAMPLING, size))))
     basis, image = _grow(normal(start), size, normal, lambda image: image)
     t = basis.T @ image
     return _ritz(basis, (t + t.T) / 2, rank, trace)
@@ -84,7 +88,8 @@ def _grow(
 ) -> tuple[Float, Float]:
     """(basis, its images): orthonormal columns of block, then of next_of(image_of(those)), ..., at most 1 + _STEPS times."""
     steps = min(_STEPS, smaller // block.shape[1] - 1)
-    basis = np.empty((len(block), block.shape[1] * (steps + 1)), order="F")
+    xp = namespace(block)
+    basis = xp.empty((len(block), block.shape[1] * (steps + 1)), order="F")
     images: list[Float] = []
     filled = 0
     for step in range(steps + 1):
@@ -96,24 +101,26 @@ def _grow(
         basis[:, filled : filled + new.shape[1]] = new
         filled += new.shape[1]
         images.append(image_of(new))
-    return basis[:, :filled], np.hstack(images)
+    return basis[:, :filled], xp.hstack(images)
 
 
 def _ritz(basis: Float, t: Float, rank: int, trace: float) -> Leading:
-    theta, s = np.linalg.eigh(t)
+    xp = namespace(t)
+    theta, s = map(host, xp.linalg.eigh(t))
     theta, s = np.maximum(theta[::-1], 0), s[:, ::-1]
     captured = float(theta.sum())
     if captured > trace * (1 + 1e-10):
         raise ArithmeticError(f"krylov: a basis of {len(theta)} columns captured {captured!r} of a trace of {trace!r}")
-    return Leading(theta[:rank], basis @ s[:, :rank], captured)
+    return Leading(theta[:rank], basis @ xp.asarray(s[:, :rank]), captured)
 
 
 def _new_directions(basis: Float, block: Float) -> Float:
     """Orthonormal columns (n, b') that span, with basis (n, c), what block (n, b) adds to it; b' = 0 where it adds nothing."""
-    for least in (_RANK * np.linalg.norm(block), _TWICE):
+    xp = namespace(block)
+    for least in (_RANK * float(xp.linalg.norm(block)), _TWICE):
         block = block - basis @ (basis.T @ block)
         if block.shape[1] == 0 or least == 0:
             return block[:, :0]
-        q, r, _ = qr(block, mode="economic", pivoting=True)
-        block = np.asarray(q[:, np.abs(np.diag(r)) > least], dtype=np.float64)
+        q, r, _ = qr(host(block), mode="economic", pivoting=True)  # of few columns; CuPy's does not pivot
+        block = xp.asarray(q[:, np.abs(np.diag(r)) > least], dtype=np.float64)
     return block

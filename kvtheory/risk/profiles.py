@@ -13,22 +13,23 @@ Both have barycentre 0: sum_i p_i Gamma_i = 0. The error identity: for any weigh
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvtheory import checks
+from kvtheory.namespaces import host, namespace
 
 Float = NDArray[np.float64]
 Kind = Literal["centred", "augmented"]
 
 
-def probabilities(weights: ArrayLike | None, n: int) -> Float:
-    """P's probabilities p (n,): uniform for None; ValueError unless all are above 0 and they sum to 1 within 1e-9."""
+def probabilities(weights: ArrayLike | None, n: int, xp: Any = np) -> Float:
+    """P's probabilities p (n,): uniform for None; ValueError unless all are above 0 and they sum to 1 within 1e-9. In namespace `xp`."""
     if weights is None:
-        return np.full(n, 1 / n)
-    p = np.asarray(weights, dtype=np.float64)
+        return xp.full(n, 1 / n)
+    p = np.asarray(host(weights), dtype=np.float64)
     checks.shape("weights", p, ("n",), {"n": n})
     checks.finite("weights", p, ("token",))
     if (p <= 0).any():
@@ -38,39 +39,41 @@ def probabilities(weights: ArrayLike | None, n: int) -> Float:
         )
     if abs(p.sum() - 1) > 1e-9:
         raise ValueError(f"weights: expected probabilities that sum to 1, got a sum of {p.sum()!r}")
-    return p / p.sum()
+    return xp.asarray(p / p.sum())
 
 
 def one_head(q: ArrayLike, k: ArrayLike, v: ArrayLike | None, scale: float | None) -> tuple[Float, Float, Float, float]:
     """q (m, d), k (n, d), v (n, dv) in float64 and the logit scale (default 1/sqrt(d)); refuses misfits, NaN, inf, emptiness."""
-    q = np.asarray(q, dtype=np.float64)
-    k = np.asarray(k, dtype=np.float64)
-    v = np.zeros((len(k), 1)) if v is None else np.asarray(v, dtype=np.float64)
-    sizes = checks.shape("q", q, ("m", "d"))
-    sizes |= checks.shape("k", k, ("n", "d"), sizes)
-    sizes |= checks.shape("v", v, ("n", "dv"), sizes)
+    xp: Any = namespace(q, k, v)
+    q64: Float = xp.asarray(q, dtype=np.float64)
+    k64: Float = xp.asarray(k, dtype=np.float64)
+    v64: Float = xp.zeros((len(k64), 1)) if v is None else xp.asarray(v, dtype=np.float64)
+    sizes = checks.shape("q", q64, ("m", "d"))
+    sizes |= checks.shape("k", k64, ("n", "d"), sizes)
+    sizes |= checks.shape("v", v64, ("n", "dv"), sizes)
     for name, axis in (("q", "m"), ("k", "n"), ("v", "dv"), ("q", "d")):
         if sizes[axis] == 0:
             raise ValueError(f"{name}: expected {axis} >= 1, got 0")
     for name, array, axes in (
-        ("q", q, ("query", "channel")),
-        ("k", k, ("token", "channel")),
-        ("v", v, ("token", "channel")),
+        ("q", q64, ("query", "channel")),
+        ("k", k64, ("token", "channel")),
+        ("v", v64, ("token", "channel")),
     ):
         checks.finite(name, array, axes)
-    return q, k, v, sizes["d"] ** -0.5 if scale is None else checks.positive("scale", scale)
+    return q64, k64, v64, sizes["d"] ** -0.5 if scale is None else checks.positive("scale", scale)
 
 
 def log_mass(q: Float, k: Float, p: Float, scale: float, block: int = 1 << 22) -> Float:
     """ln Z_P(q_j) = ln sum_i p_i exp(scale q_j.k_i), (m,), in blocks of tokens, shifted by the running maximum: no overflow."""
-    top, total = np.full(len(q), -np.inf), np.zeros(len(q))
+    xp = namespace(q)
+    top, total = xp.full(len(q), -np.inf), xp.zeros(len(q))
     step = max(1, block // len(q))
     for start in range(0, len(k), step):
-        z = scale * (k[start : start + step] @ q.T) + np.log(p[start : start + step, None])
-        new = np.maximum(top, z.max(axis=0))
-        total = total * np.exp(top - new) + np.exp(z - new).sum(axis=0)
+        z = scale * (k[start : start + step] @ q.T) + xp.log(p[start : start + step, None])
+        new = xp.maximum(top, z.max(axis=0))
+        total = total * xp.exp(top - new) + xp.exp(z - new).sum(axis=0)
         top = new
-    return top + np.log(total)
+    return top + xp.log(total)
 
 
 def density(q: ArrayLike, k: ArrayLike, weights: ArrayLike | None = None, scale: float | None = None) -> Float:
@@ -79,13 +82,14 @@ def density(q: ArrayLike, k: ArrayLike, weights: ArrayLike | None = None, scale:
     q (m, d), k (n, d); weights: P's probabilities (n,), default uniform (then b = n a). scale: default 1/sqrt(d).
     """
     q, k, _, scale = one_head(q, k, None, scale)
-    p = probabilities(weights, len(k))
-    return np.exp(scale * (k @ q.T) - log_mass(q, k, p, scale))
+    xp = namespace(q)
+    p = probabilities(weights, len(k), xp)
+    return xp.exp(scale * (k @ q.T) - log_mass(q, k, p, scale))
 
 
 def value_scale(v: Float, p: Float) -> float:
     """c of the augmented profile: sqrt(sum_i p_i ||v_i||^2), so that numerator and denominator count alike; 1 where all v are 0."""
-    return float(np.sqrt(p @ (v**2).sum(axis=1))) or 1.0
+    return float(np.sqrt(float(p @ (v**2).sum(axis=1)))) or 1.0
 
 
 def response_profiles(
@@ -108,18 +112,20 @@ def response_profiles(
     if kind not in ("centred", "augmented"):
         raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
     q, k, v, scale = one_head(q, k, v, scale)
-    p = probabilities(weights, len(k))
-    return profile_block(np.exp(scale * (k @ q.T) - log_mass(q, k, p, scale)), v, *means(q, k, v, p, scale), kind)
+    xp = namespace(q)
+    p = probabilities(weights, len(k), xp)
+    return profile_block(xp.exp(scale * (k @ q.T) - log_mass(q, k, p, scale)), v, *means(q, k, v, p, scale), kind)
 
 
 def means(q: Float, k: Float, v: Float, p: Float, scale: float, block: int = 1 << 22) -> tuple[Float, float]:
     """A_P(q_j) (m, dv) and the value scale c, in blocks of tokens."""
     log_z = log_mass(q, k, p, scale)
-    out = np.zeros((len(q), v.shape[1]))
+    xp = namespace(q)
+    out = xp.zeros((len(q), v.shape[1]))
     step = max(1, block // len(q))
     for start in range(0, len(k), step):
         part = slice(start, start + step)
-        out += (p[part] * np.exp(scale * (q @ k[part].T) - log_z[:, None])) @ v[part]
+        out += (p[part] * xp.exp(scale * (q @ k[part].T) - log_z[:, None])) @ v[part]
     return out, value_scale(v, p)
 
 
@@ -127,7 +133,7 @@ def profile_block(b: Float, v: Float, o: Float, c: float, kind: Kind) -> Float:
     """Profiles of the tokens whose densities b (n, m) and values v (n, dv) are given; o = A_P (m, dv), c the value scale."""
     if kind == "centred":
         return b[:, :, None] * (v[:, None, :] - o)
-    out = np.empty((*b.shape, v.shape[1] + 1))
+    out = namespace(b).empty((*b.shape, v.shape[1] + 1))
     out[..., :-1] = b[:, :, None] * v[:, None, :] - o
     out[..., -1] = c * (b - 1)
     return out

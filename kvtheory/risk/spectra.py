@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvtheory import checks
+from kvtheory.namespaces import host, namespace
 from kvtheory.risk import krylov
 from kvtheory.risk.profiles import Kind, log_mass, means, one_head, probabilities, profile_block
 
@@ -87,8 +88,9 @@ class _Matrix:
         return len(self.k), len(self.q) * self.channels
 
     def block(self, tokens: slice, queries: slice = slice(None)) -> Float:
-        b = np.exp(self.scale * (self.k[tokens] @ self.q[queries].T) - self.log_z[queries])
-        root = np.sqrt(self.p[tokens] / len(self.q))[:, None]
+        xp = namespace(self.q)
+        b = xp.exp(self.scale * (self.k[tokens] @ self.q[queries].T) - self.log_z[queries])
+        root = xp.sqrt(self.p[tokens] / len(self.q))[:, None]
         if self.kind == "centred":  # profile_block(b, ...) root, without its temporaries: this is most of the time
             gamma = self.v[tokens][:, None, :] - self.o[queries]
             gamma *= (root * b)[:, :, None]
@@ -105,17 +107,17 @@ class _Matrix:
         return float(sum((self.block(rows) ** 2).sum() for rows in self.row_blocks()))
 
     def forward(self, y: Float) -> Float:
-        return np.concatenate([self.block(rows) @ y for rows in self.row_blocks()])
+        return namespace(y).concatenate([self.block(rows) @ y for rows in self.row_blocks()])
 
     def adjoint(self, y: Float) -> Float:
-        out = np.zeros((self.shape[1], y.shape[1]))
+        out = namespace(y).zeros((self.shape[1], y.shape[1]))
         for rows in self.row_blocks():
             out += self.block(rows).T @ y[rows]
         return out
 
     def normal(self, y: Float) -> Float:
         """X^T X y, each block formed once."""
-        out = np.zeros((self.shape[1], y.shape[1]))
+        out = namespace(y).zeros((self.shape[1], y.shape[1]))
         for rows in self.row_blocks():
             block = self.block(rows)
             out += block.T @ (block @ y)
@@ -123,7 +125,7 @@ class _Matrix:
 
     def smaller_gram(self) -> Float:
         n, width = self.shape
-        gram = np.zeros((min(n, width),) * 2)
+        gram = namespace(self.q).zeros((min(n, width),) * 2)
         if width < n:
             for rows in self.row_blocks():
                 x = self.block(rows)
@@ -151,11 +153,12 @@ def spectrum(
     rank r: the r largest by block Krylov, O(n m dv r) operations and, for n > m dv, O(m dv r) memory beside the arrays; the trace is exact, `error` is what
     the Krylov space misses of it: an upper bound on every tail's excess (Ky Fan), coarse where the
     spectrum is flat.
+    CuPy arrays are worked on where they are; what is returned lies in NumPy's memory. Last bits depend on the machine.
     """
     if kind not in ("centred", "augmented"):
         raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
     q, k, v, scale = one_head(q, k, v, scale)
-    p = probabilities(weights, len(k))
+    p = probabilities(weights, len(k), namespace(q))
     x = _Matrix.of(q, k, v, p, scale, kind)
     smaller = min(x.shape)
     if rank is None:
@@ -170,9 +173,9 @@ def spectrum(
         return Spectrum(whole.trace, whole.eigenvalues[:rank], whole.n, whole.error, complete=rank >= smaller)
     trace = x.trace()
     if x.shape[1] < x.shape[0]:
-        found = krylov.symmetric(x.normal, x.shape[1], rank, trace)
+        found = krylov.symmetric(x.normal, x.shape[1], rank, trace, namespace(q))
     else:
-        found = krylov.leading(x.forward, x.adjoint, x.shape, rank, trace)
+        found = krylov.leading(x.forward, x.adjoint, x.shape, rank, trace, namespace(q))
     # where the rank is below `rank`, 0 is a Ritz value as good as any: never above an eigenvalue
     eigenvalues = np.zeros(min(rank, smaller))
     eigenvalues[: len(found.eigenvalues)] = found.eigenvalues
@@ -207,16 +210,17 @@ def profile_features(
     if kind not in ("centred", "augmented"):
         raise ValueError(f'kind: expected "centred" or "augmented", got {kind!r}')
     q, k, v, scale = one_head(q, k, v, scale)
-    p = probabilities(weights, len(k))
+    p = probabilities(weights, len(k), namespace(q))
     x = _Matrix.of(q, k, v, p, scale, kind)
     rank, width = _rank(rank), x.shape[1]
-    directions = np.eye(width) if rank >= width else krylov.symmetric(x.normal, width, rank).vectors
-    coordinates, missing = np.empty((len(k), directions.shape[1])), np.empty(len(k))
+    xp = namespace(q)
+    directions = xp.eye(width) if rank >= width else krylov.symmetric(x.normal, width, rank, xp=xp).vectors
+    coordinates, missing = xp.empty((len(k), directions.shape[1])), xp.empty(len(k))
     for rows in x.row_blocks():
-        block = x.block(rows) / np.sqrt(p[rows])[:, None]
+        block = x.block(rows) / xp.sqrt(p[rows])[:, None]
         coordinates[rows] = block @ directions
-        missing[rows] = np.maximum((block**2).sum(axis=1) - (coordinates[rows] ** 2).sum(axis=1), 0)
-    return Features(coordinates, missing)
+        missing[rows] = xp.maximum((block**2).sum(axis=1) - (coordinates[rows] ** 2).sum(axis=1), 0)
+    return Features(host(coordinates), host(missing))
 
 
 def profile_spectrum(profiles: ArrayLike, weights: ArrayLike | None = None) -> Spectrum:
@@ -236,7 +240,7 @@ def profile_spectrum(profiles: ArrayLike, weights: ArrayLike | None = None) -> S
 
 
 def _exact(gram: Float, trace: float, n: int) -> Spectrum:
-    eigenvalues = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
+    eigenvalues = np.maximum(host(namespace(gram).linalg.eigvalsh(gram))[::-1], 0)
     # backward error of the symmetric eigensolver and of the summed Gram matrix: a few units in the last place of its norm
     return Spectrum(trace, eigenvalues, n, len(gram) * float(np.finfo(np.float64).eps) * trace)
 

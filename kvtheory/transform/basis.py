@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
 
 from kvtheory import checks
+from kvtheory.namespaces import namespace
 from kvtheory.transform import matrices
 
 __all__ = ["Transform", "metric_klt", "pca", "shrink"]
@@ -35,12 +36,14 @@ class Transform:
             object.__setattr__(self, name, array)
 
     def forward(self, x: ArrayLike) -> Float:
-        """Coefficients of rows x (..., d); same shape."""
-        return np.asarray(x, dtype=np.float64) @ self.analysis.T
+        """Coefficients of rows x (..., d); same shape, and where x is: NumPy or CuPy."""
+        xp = namespace(x)
+        return xp.asarray(x, dtype=np.float64) @ xp.asarray(self.analysis).T
 
     def inverse(self, y: ArrayLike) -> Float:
-        """Rows back from coefficients y (..., d); same shape."""
-        return np.asarray(y, dtype=np.float64) @ self.synthesis.T
+        """Rows back from coefficients y (..., d); same shape, and where y is."""
+        xp = namespace(y)
+        return xp.asarray(y, dtype=np.float64) @ xp.asarray(self.synthesis).T
 
     def weights(self, metric: Any) -> Float:
         """w_c = (synthesis^T M synthesis)_cc, (d,): what a unit error of coefficient c costs. metric (d, d). All 1 for M's own KLT."""

@@ -228,6 +228,26 @@ class TransformCodec(Codec):
         return self._decoded(parts, None if kept.places is None else kept)
 
     def _decoded(self, parts: list[Reader], kept: Kept | None) -> Decoded:
+        shape, fitted, first, last, keys, values = self._opened(parts, kept)
+        # a coder has held its bytes against the number of tokens before this is touched
+        x = _Lazy(last - first, fitted.width)
+        fitted.coder.decode(parts[3:], last - first, x)  # type: ignore[arg-type]
+        positions = _array(shape.positions) if kept is None else kept.positions(shape.tokens)
+        k, v = stacked.unstack(
+            x.array,
+            shape.kv_heads,
+            fitted.sizes[1:],
+            (shape.key_dtype, shape.value_dtype),
+            fitted.rope,
+            positions[..., first:last],
+        )
+        both = [np.concatenate([e[:, :first], coded, e[:, first:]], axis=1) for e, coded in ((keys, k), (values, v))]
+        return self._weighed(shape, fitted, first, last, *both)
+
+    def _opened(
+        self, parts: list[Reader], kept: Kept | None
+    ) -> tuple[Shape, LayerCoder, int, int, NDArray[Any], NDArray[Any]]:
+        """Shape, what was fitted, first and last coded token, exact keys and values; the coder's parts are yet to be read."""
         shape = Shape.read(parts[0])
         fitted = next((one for one in self.layers if one.index == shape.index), None)
         if fitted is None:
@@ -242,21 +262,13 @@ class TransformCodec(Codec):
         exact = Shape(shape.kv_heads, apart, *own[1:], shape.key_type, shape.value_type, None, range(apart))
         keys = _numbers(parts[1], "exact keys", exact, shape.head_dim, shape.key_dtype)
         values = _numbers(parts[2], "exact values", exact, shape.value_dim, shape.value_dtype)
-        # a coder has held its bytes against the number of tokens before this is touched
-        x = _Lazy(last - first, fitted.width)
-        fitted.coder.decode(parts[3:], last - first, x)  # type: ignore[arg-type]
-        positions = _array(shape.positions) if kept is None else kept.positions(shape.tokens)
-        k, v = stacked.unstack(
-            x.array,
-            shape.kv_heads,
-            own[1:],
-            (shape.key_dtype, shape.value_dtype),
-            fitted.rope,
-            positions[..., first:last],
-        )
-        decoded = shape.decoded(
-            *(np.concatenate([e[:, :first], coded, e[:, first:]], axis=1) for e, coded in ((keys, k), (values, v)))
-        )
+        return shape, fitted, first, last, keys, values
+
+    def _weighed(
+        self, shape: Shape, fitted: LayerCoder, first: int, last: int, keys: NDArray[Any], values: NDArray[Any]
+    ) -> Decoded:
+        """All tokens, the coded ones with the log-weights that were fitted."""
+        decoded = shape.decoded(keys, values)
         if not fitted.log_weights.any():
             return decoded
         log_weights = decoded.log_weights.copy()

@@ -150,8 +150,11 @@ class FixedCoder:
         offsets = (side >> 16).astype(np.uint8).tobytes() if self.gain == "range" else b""
         return (side & 0xFFFF).astype("<u2").tobytes() + offsets
 
-    def decode(self, parts: list[Reader], tokens: int, out: Float64) -> None:
-        """Into out (tokens, entries), from side and codes. CorruptStream for parts that do not fit together."""
+    def opened(self, parts: list[Reader], tokens: int) -> tuple[list[int], Integers, Integers, NDArray[np.uint8]]:
+        """Scales of a token in each unit; what is stored of them (tokens, all scales); z (tokens, units); packed codes. All are checked.
+
+        CorruptStream for parts that do not fit together.
+        """
         side, codes, *others = parts
         for other in others:
             other.end("part of an entropy coder")
@@ -163,17 +166,25 @@ class FixedCoder:
             if reader.remaining != length:
                 reader.fail(f"{what}: expected {length} bytes, got {reader.remaining}")
         if self.gain == "log":
-            gain = LOG_GAINS[packing.unpack(side, count, 4)].astype(np.float64)
+            stored = packing.unpack(side, count, 4).astype(np.int64)
         elif self.gain in ("max", "range"):
-            gain = norms(read_norms(side, count, 7, "scales of tokens"), 7)
+            stored = read_norms(side, count, 7, "scales of tokens")
         else:
-            gain = np.ones(count)
-        gain = gain.reshape(tokens, sum(scales))
+            stored = np.zeros(count, np.int64)
         offsets = self._offsets(side, tokens * len(self.units)).reshape(tokens, len(self.units))
         start = codes.offset
         packed = codes.array(np.uint8, expected, "codes")
         if tokens * self.token_bits % 8 and packed[-1] >> tokens * self.token_bits % 8:
             codes.fail("codes: expected spare bits to be 0", start + expected - 1)
+        return scales, stored.reshape(tokens, sum(scales)), offsets, packed
+
+    def decode(self, parts: list[Reader], tokens: int, out: Float64) -> None:
+        """Into out (tokens, entries), from side and codes. CorruptStream for parts that do not fit together."""
+        scales, stored, offsets, packed = self.opened(parts, tokens)
+        if self.gain == "log":
+            gain = LOG_GAINS[stored].astype(np.float64)
+        else:
+            gain = norms(stored, 7) if self.gain in ("max", "range") else np.ones(stored.shape)
         widths = [b for unit in self.units for b in unit.bits.tolist() if b]
         levels = [self.points(b) for b in widths]
         for start in range(0, tokens, BLOCK):

@@ -1,0 +1,101 @@
+"""Every kernel compiles for every architecture, from wheels alone, and none spills a register."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import gpu
+from gpu.compile import ARCHITECTURES, Cubin, compile_source
+from gpu.module import FOLDER, BuildError, Source, Unavailable, sources
+
+for _module in pkgutil.walk_packages(gpu.__path__, "gpu."):
+    importlib.import_module(_module.name)
+SOURCES = sources()
+#: bytes of static shared memory of a block: more than this no architecture gives without being asked
+MOST_SHARED = 48 << 10
+
+
+@functools.cache
+def compiled(source: Source, architecture: str) -> Cubin:
+    try:
+        return compile_source(source, architecture)
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+
+
+def code(text: str) -> str:
+    """Without comments and strings."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", " ", text, flags=re.S)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+def test_every_instance_compiles_without_spills(source: Source, architecture: str) -> None:
+    cubin = compiled(source, architecture)
+    assert cubin.data[:4] == b"\x7fELF" and set(cubin.mangled) == set(source.instances) == set(cubin.resources)
+    for instance, taken in cubin.resources.items():
+        assert taken.registers > 0, instance
+        assert taken.spill_bytes == 0, f"{instance} spills {taken.spill_bytes} bytes on sm_{architecture}"
+        assert taken.shared_bytes <= MOST_SHARED, instance
+        assert cubin.mangled[instance].encode() in cubin.data
+
+
+def test_a_source_that_is_wrong_is_refused_with_its_line() -> None:
+    """That the test above can fail: C++ that g++ takes and NVRTC does not."""
+    wrong = FOLDER.parents[1] / "tests" / "kernels" / "refused.cu"
+    with pytest.raises(BuildError, match=r"refused\.cu\(5\)"):
+        try:
+            compile_source(Source(wrong, ["no_kernel_of_cuda"]), "90")
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+
+
+def test_every_file_of_kernels_belongs_to_a_source() -> None:
+    files = {p.name for p in FOLDER.glob("*.cu")}
+    assert files == {s.name for s in SOURCES}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.cu")), ids=lambda p: p.name)
+def test_every_kernel_of_a_file_has_an_instance(path) -> None:
+    """A template that nothing instantiates is compiled by nobody."""
+    declared = set(
+        re.findall(
+            r"__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(",
+            code(path.read_text()),
+        )
+    )
+    listed = {i.split("<")[0].split("::")[-1].strip() for s in SOURCES if s.name == path.name for i in s.instances}
+    assert declared and declared == listed
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.cu*")), ids=lambda p: p.name)
+def test_kernels_are_plain_cuda(path) -> None:
+    """No inline PTX, no std::, no host code, no approximate arithmetic, one dynamic array."""
+    text = code(path.read_text())
+    for forbidden in (
+        r"\basm\b",
+        r"\bstd::",
+        r"<<<",
+        r"\bcuda[A-Z]\w*\(",
+        r"\b__(?:fdividef|expf|exp10f|logf|log2f|log10f|powf|sinf|cosf|tanf)\b",
+        r"\brsqrtf\b",
+        r"\bprintf\b",
+        r"\bassert\b",
+    ):
+        assert not re.search(forbidden, text), f"{path.name} uses {forbidden}"
+    for kind, name in re.findall(r"extern\s+__shared__\s+([\w ]+?)\s+(\w+)\s*\[", text):
+        assert (kind, name) == ("uint4", "smem")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.cu")), ids=lambda p: p.name)
+def test_every_file_says_what_it_equals(path) -> None:
+    """From a kernel to its reference: the first comment names a file of reference/ or kvtheory/ that exists."""
+    comment = re.match(r"(?://[^\n]*\n)+", path.read_text())
+    assert comment, f"{path.name} does not begin with a comment"
+    named = re.findall(r"\b((?:reference|kvtheory)/[\w/]+\.py)", comment[0])
+    assert named and all((FOLDER.parents[1] / n).is_file() for n in named), f"{path.name} names {named}"

@@ -1,0 +1,155 @@
+"""What the tests of codecs by vectors (TurboQuant, QJL, PolarQuant) share: layers, and what every one of them must hold to."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import kvtheory
+from reference import CorruptStream
+from reference import stream as container
+from tests.kernels.strategies import ELEMENTS, KINDS, STRIDES, numbers, strided
+from tests.reference.strategies import DTYPES
+
+#: around every number of registers a lane may hold, multiples of a group and not, powers of two and odd
+DIMS = (1, 2, 3, 5, 8, 31, 32, 33, 48, 63, 64, 65, 80, 96, 99, 127, 128, 129, 160, 192, 255, 256)
+#: float64 is rounded to float32 before a kernel sees it
+TYPES = (*ELEMENTS, np.dtype(np.float64))
+LARGE = (257, 384, 576, 999, 1023, 1024)
+
+
+@st.composite
+def layers(draw, dims=DIMS, most_tokens=12, dtypes=TYPES, least_tokens=0):
+    """Layers whose keys and values differ in kind, strides (token-major among them) and head_dim; a row that differs from the others."""
+    dtype, heads = draw(st.sampled_from(dtypes)), draw(st.integers(1, 3))
+    tokens = draw(st.integers(least_tokens, most_tokens))
+    sides = []
+    for _ in range(2):
+        dim, kinds = draw(st.sampled_from(dims)), [draw(st.sampled_from(KINDS)) for _ in range(2)]
+        seed, how = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from((*STRIDES, "token-major")))
+        x = numbers(kinds[0], (heads, tokens, dim), dtype, seed)
+        if tokens:
+            x[draw(st.integers(0, heads - 1)), draw(st.integers(0, tokens - 1))] = numbers(
+                kinds[1], (dim,), dtype, seed
+            )
+        if dtype == np.float64:  # what the codecs compute in must hold it
+            x = np.clip(x, -3.4e38, 3.4e38)
+        sides.append(
+            np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2) if how == "token-major" else strided(x, how)
+        )
+    return kvtheory.Layer(*sides, index=draw(st.sampled_from((None, 3))))
+
+
+def same(got, expected):
+    """Two Decoded of the same bits."""
+    for name in ("keys", "values"):
+        a, b = getattr(got, name), getattr(expected, name)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert np.array_equal(np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8)), name
+    assert np.array_equal(got.positions, expected.positions)
+
+
+def check(backend, gpu_codec, reference_codec, layer, order):
+    """encode and decode as the reference, bit for bit: of layers in even orders, of arrays in odd ones and on a GPU."""
+    stream = reference_codec.encode(layer)
+    expected = reference_codec.decode(stream)
+    with backend.running(order):
+        if order % 2 == 0 and backend.name == "simulator":
+            assert gpu_codec.encode(layer) == stream
+            same(gpu_codec.decode(stream), expected)
+            return
+        keys, values = backend.put(layer.keys), backend.put(layer.values)
+        assert gpu_codec.encode_arrays(keys, values, index=layer.index) == stream
+        for got, wanted in zip(gpu_codec.decode_arrays(stream, backend.xp), (expected.keys, expected.values)):
+            assert backend.get(got).tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+
+def check_refusal(backend, gpu_codec, reference_codec, layer, places, order):
+    """Numbers that are not finite in float32, at places (side, head, token, channel, number): the reference's message."""
+    for side, head, token, channel, number in places:
+        array = getattr(layer, side)
+        with np.errstate(over="ignore"):
+            array[head % array.shape[0], token % array.shape[1], channel % array.shape[2]] = number
+    with pytest.raises(ValueError, match="expected") as expected:
+        reference_codec.encode(layer)
+    with backend.running(order), pytest.raises(ValueError, match="expected") as got:
+        gpu_codec.encode(layer)
+    assert str(got.value) == str(expected.value)
+
+
+def refusals():
+    """Places for `check_refusal`, in layers of float64: NaN, inf, and a number that float32 cannot hold."""
+    place = st.integers(0, 10**6)
+    number = st.sampled_from((np.nan, np.inf, -np.inf, 1e300))
+    return st.lists(st.tuples(st.sampled_from(("keys", "values")), place, place, place, number), min_size=1, max_size=4)
+
+
+def outcome(codec, stream):
+    """What decoding gives: Decoded, or the error that a hostile stream may raise."""
+    try:
+        return codec.decode(stream)
+    except CorruptStream as problem:
+        return type(problem)
+
+
+def check_hostile(backend, gpu_codec, reference_codec, layer, data, order):
+    """A stream altered at a few bytes, at the end of a part, or cut, and sealed again: both refuse it, or both decode the same."""
+    stream = reference_codec.encode(layer)
+    if data.draw(st.booleans()):  # where bits are that no code has
+        header, (parts,) = container.read(stream)
+        parts = [bytearray(part.rest()) for part in parts]
+        part = data.draw(st.sampled_from([part for part in parts if part]))
+        part[-1] ^= 1 << data.draw(st.sampled_from((7, 7, 7, 4, 0)))
+        stream = container.write(header, [parts])
+    else:
+        body = bytearray(container.unseal(stream))
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(body) - 1))
+            if data.draw(st.integers(0, 9)) == 9:
+                del body[at:]
+                break
+            body[at] = data.draw(st.integers(0, 255))
+        stream = container.seal(bytes(body))
+    expected = outcome(reference_codec, stream)
+    with backend.running(order):
+        got = outcome(gpu_codec, stream)
+    if isinstance(expected, type):
+        assert got == expected
+    else:
+        same(got, expected)
+
+
+def check_appender(backend, gpu_codec, reference_codec, layer, cuts, order):
+    """Tokens appended in pieces give the stream of all at once."""
+    cuts = sorted({c % (layer.tokens + 1) for c in cuts})
+    ends = [*cuts, layer.tokens]
+    first = kvtheory.Layer(layer.keys[:, : ends[0]], layer.values[:, : ends[0]], index=layer.index)
+    with backend.running(order):
+        appender = gpu_codec.appender(first)
+        for start, end in itertools.pairwise(ends):
+            appender.append(layer.keys[:, start:end], layer.values[:, start:end])
+        assert appender.stream() == reference_codec.encode(layer)
+
+
+@contextlib.contextmanager
+def launches(monkeypatch, module):
+    """Counts the kernels that a module launches."""
+    names = []
+    launch = module.launch
+
+    def counted(kernel, *args, **kwargs):
+        names.append(kernel.name.split("<")[0])
+        return launch(kernel, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "launch", counted)
+        yield names
+
+
+def example(dtype="float32", heads=2, tokens=5, dim=96, value_dim=80, seed=7):
+    """A small Gaussian layer."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    sides = (rng.standard_normal((heads, tokens, d)).astype(DTYPES[dtype]) for d in (dim, value_dim))
+    return kvtheory.Layer(*sides)
