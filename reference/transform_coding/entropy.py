@@ -47,8 +47,8 @@ LANES = 8
 UNIT = 256
 #: prior of a table, in coefficients: what calibration has not seen may still come
 PRIOR = 24.0
-#: tokens whose codes are made into numbers at once
-BLOCK = 1 << 12
+#: tokens whose codes are made into numbers at once, or as many as have NUMBERS coefficients: a basis takes its time for each call
+BLOCK, NUMBERS = 1 << 10, 1 << 15
 #: tokens that the step is searched on
 SEARCH_TOKENS = 2048
 
@@ -167,8 +167,7 @@ class EntropyCoder:
         coded = tables != NOT_CODED
         every = np.where(coded, tables, np.uint8(TABLES))
         symbols = np.concatenate([np.zeros(0, np.uint16), *runs]).reshape(every.shape)
-        widths = shifts[coded].astype(np.int64)
-        bits = _unpack(low, widths)
+        packed = _read_low_bits(low, int(shifts[coded].sum(dtype=np.int64)))
         escaped = (symbols == ESCAPE) & coded
         starts = np.arange(0, tokens, size)
         found = np.add.reduceat(escaped.sum(axis=1), starts) if tokens else counts
@@ -179,13 +178,14 @@ class EntropyCoder:
         if values.size and int(np.abs(values).max()) > MOST_CODE:
             escapes.fail(f"escapes: expected at most {MOST_CODE}, got {int(np.abs(values).max())}", start)
         bit = escape = 0
-        for first in range(0, tokens, BLOCK):
-            rows = slice(first, first + BLOCK)
+        step = max(BLOCK, NUMBERS // max(1, self.coefficients))
+        for first in range(0, tokens, step):
+            rows = slice(first, first + step)
             own, s, shift = coded[rows], symbols[rows].astype(np.int64), shifts[rows].astype(np.int64)
             y = np.where(s & 1, -((s + 1) >> 1), s >> 1) << shift
-            count = int(own.sum())
-            y[own] |= bits[bit : bit + count]
-            bit += count
+            widths = shift[own]
+            y[own] |= _unpack(packed, bit, widths)
+            bit += int(widths.sum())
             y = UNIT * y + np.where(own & (shift == 0), self._deltas[every[rows], s], 0)
             count = int(escaped[rows].sum())
             y[escaped[rows]] = UNIT * values[escape : escape + count]
@@ -290,13 +290,19 @@ def _pack(values: Integers, widths: Integers) -> bytes:
     return np.packbits((values[owner] >> place & 1).astype(np.uint8), bitorder="little").tobytes()
 
 
-def _unpack(reader: Reader, widths: Integers) -> Integers:
-    total = int(widths.sum(dtype=np.int64))
+def _read_low_bits(reader: Reader, total: int) -> NDArray[np.uint8]:
     if reader.remaining != -(-total // 8):
         reader.fail(f"low bits: expected {-(-total // 8)} bytes, got {reader.remaining}")
     packed = np.frombuffer(reader.rest(), np.uint8)
     packing.check_padding(packed, total, 1, reader)
-    bits = np.unpackbits(packed, bitorder="little")[:total].astype(np.int64)
+    return packed
+
+
+def _unpack(packed: NDArray[np.uint8], first: int, widths: Integers) -> Integers:
+    """Numbers of `widths` bits each from bit `first` on."""
+    total = int(widths.sum())
+    own = packed[first // 8 : -(-(first + total) // 8)]
+    bits = np.unpackbits(own, bitorder="little")[first % 8 : first % 8 + total].astype(np.int64)
     owner = np.repeat(np.arange(widths.size), widths)
     place = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
     out = np.zeros(widths.size, np.int64)

@@ -111,6 +111,19 @@ def test_what_is_no_number_is_refused_in_the_references_words(backend, data, dty
     assert str(got.value) == str(want.value)
 
 
+@pytest.mark.parametrize("side", ["keys", "values"])
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf, 1e39])
+def test_recent_tokens_are_looked_at_too(backend, side, wrong):
+    clean = layer(3, heads=2, tokens=14, dim=5, value_dim=3, dtype="float64")
+    own = kvtheory.Layer(clean.keys.copy(), clean.values.copy())
+    getattr(own, side)[1, 13, 2] = wrong
+    with pytest.raises(ValueError, match=rf"{side}: .*head 1, token 13, channel 2") as want:
+        reference.KIVI(2, 4, 4).encode(own)
+    with backend.running(), pytest.raises(ValueError) as got:
+        KIVI(2, 4, 4).encode(own)
+    assert str(got.value) == str(want.value)
+
+
 @kernel_settings
 @example(part=3, at=-1, flip=0x80, dtype="float16", group=3, order=0)  # behind the last code
 @example(part=7, at=-1, flip=0x80, dtype="float16", group=4, order=0)

@@ -72,6 +72,10 @@ def test_a_lone_coordinate_has_a_sign_and_nothing_else(backend, dim):
     assert str(got.value) == str(expected.value)
 
 
+def test_bits_behind_the_last_code_are_refused(backend):
+    shared.check_padding(backend, *both((3, 2, 2)))
+
+
 def test_kernels_do_the_work(backend, monkeypatch):
     codec, layer = PolarQuant(), shared.example()
     with backend.running(), shared.launches(monkeypatch, polarquant) as names:

@@ -57,6 +57,10 @@ def test_appended_tokens(backend, layer, bits, cuts, order):
     shared.check_appender(backend, *both(bits), layer, cuts, order)
 
 
+def test_bits_behind_the_last_code_are_refused(backend):
+    shared.check_padding(backend, *both(1))
+
+
 def test_kernels_do_the_work(backend, monkeypatch):
     codec, layer = QJL(1), shared.example()
     with backend.running(), shared.launches(monkeypatch, qjl) as names:

@@ -102,6 +102,18 @@ def test_turned_keys_are_the_references(backend, data, order):
     assert bits(backend.get(keys)) == bits(want)
 
 
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_turned_keys_stay_within_their_type(backend, dtype):
+    """An eighth of a turn makes (most, most) longer than the type allows: limited, as the reference limits it."""
+    most = gpu.reducers.streaming_llm._most(np.dtype(DTYPES[dtype]))
+    keys, rope, by = np.full((1, 2, 2), most, DTYPES[dtype]), kvtheory.Rope(np.array([np.pi / 4])), np.array([1])
+    turned = backend.put(keys.copy())
+    with backend.running():
+        turn_first(turned, by, rope, most)
+    got = backend.get(turned).astype(np.float64)
+    assert got[0, 0, 1] == most and abs(got[0, 0, 0]) < most * 1e-6 and (got[0, 1] == most).all()
+
+
 def test_what_does_not_fit_is_refused(backend):
     x = backend.put(np.zeros((2, 3, 4), np.float32))
     two = [np.array([0]), np.array([2])]

@@ -67,6 +67,10 @@ def test_appended_tokens(backend, layer, bits, kind, cuts, order):
     shared.check_appender(backend, *both(bits, 0, kind), layer, cuts, order)
 
 
+def test_bits_behind_the_last_code_are_refused(backend):
+    shared.check_padding(backend, *both(3))
+
+
 @pytest.mark.parametrize(
     ("kind", "encode", "decode"),
     [("mse", ["encode"] * 2, ["decode"] * 2), ("prod", ["residuals", "add_signs"] * 2, ["sketched", "decode"] * 2)],

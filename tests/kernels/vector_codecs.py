@@ -121,6 +121,23 @@ def check_hostile(backend, gpu_codec, reference_codec, layer, data, order):
         same(got, expected)
 
 
+def check_padding(backend, gpu_codec, reference_codec):
+    """The highest bit of each part's last byte, which no code has in some of them: refused where the reference refuses it."""
+    layer = example(heads=1, tokens=3, dim=5, value_dim=3)
+    header, (parts,) = container.read(reference_codec.encode(layer))
+    parts = [bytes(part.rest()) for part in parts]
+    refused = 0
+    for i, part in enumerate(parts):
+        altered = part[:-1] + bytes([part[-1] ^ 128])
+        stream = container.write(header, [[*parts[:i], altered, *parts[i + 1 :]]])
+        expected = outcome(reference_codec, stream)
+        with backend.running():
+            got = outcome(gpu_codec, stream)
+        assert isinstance(got, type) == isinstance(expected, type), i
+        refused += isinstance(expected, type)
+    assert refused >= 2
+
+
 def check_appender(backend, gpu_codec, reference_codec, layer, cuts, order):
     """Tokens appended in pieces give the stream of all at once."""
     cuts = sorted({c % (layer.tokens + 1) for c in cuts})
