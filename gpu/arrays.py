@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu.module import namespace
+from gpu.module import namespace, require_gpu
 from gpu.resident import host
 from kvtheory import checks
 from kvtheory.layer import Decoded, Layer
@@ -52,9 +51,9 @@ class ArrayCodec(codec.Codec):
     def decode_arrays(self, data: bytes, xp: Any = None) -> tuple[Any, Any]:
         """Keys and values of a layer's stream, as arrays of namespace `xp`: numpy or cupy; default cupy. Errors as for `decode`.
 
-        ImportError without CuPy where `xp` is not given.
+        gpu.Unavailable without CuPy or a GPU where `xp` is not given.
         """
-        xp = importlib.import_module("cupy") if xp is None else xp
+        xp = require_gpu() if xp is None else xp
         header, groups = codec._read(data)
         own = self._like(header)
         if header.kind is not Kind.LAYER:

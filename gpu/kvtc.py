@@ -6,7 +6,6 @@ DEFLATE stays on the host. Decoding is bit for bit the reference's; encoding too
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Self
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 import reference
 from gpu.arrays import shape_of
-from gpu.module import Source, launch, namespace
+from gpu.module import Source, launch, namespace, require_gpu
 from gpu.resident import device, host, kept
 from gpu.transform_coding import stacked
 from gpu.transform_coding.basis import project, synthesise
@@ -132,9 +131,9 @@ class KVTC(reference.KVTC):
     def decode_arrays(self, data: bytes, xp: Any = None) -> list[tuple[Any, Any]]:
         """Keys and values of each layer in a stream, in its order, as arrays of namespace `xp`: numpy or cupy; default cupy. Errors as for `decode`.
 
-        ImportError without CuPy where `xp` is not given.
+        gpu.Unavailable without CuPy or a GPU where `xp` is not given.
         """
-        xp = importlib.import_module("cupy") if xp is None else xp
+        xp = require_gpu() if xp is None else xp
         header, groups = codec._read(data)
         own: Any = self._like(header)
         return [(keys, values) for _, keys, values in own._arrays(own._named(groups[0]), None, xp)]

@@ -249,8 +249,8 @@ def launch(kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_me
         kernel: `source["name"]`.
         grid: number of blocks along x, y, z: an int or up to three.
         block: number of threads in a block, likewise, 1024 at most in all.
-        args: C-contiguous arrays, and NumPy scalars of exactly the parameters' types. bfloat16 arrays are ml_dtypes' in the
-            simulator, uint16 in CuPy.
+        args: C-contiguous arrays, and NumPy scalars of exactly the parameters' types. bfloat16 is ml_dtypes', which CuPy
+            knows from version 14 on.
         shared_mem: bytes of dynamic shared memory of each block.
 
     Raises:

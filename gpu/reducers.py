@@ -7,13 +7,12 @@ through libm and LAPACK, whose last bits no kernel could match. Kernels then gat
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu.module import namespace
+from gpu.module import namespace, require_gpu
 from gpu.resident import device, host
 from gpu.tokens import gather, turn_first
 from kvtheory.layer import Decoded, Layer
@@ -66,9 +65,9 @@ class _OnDevice(reducer.Reducer):
     def decode_arrays(self, data: bytes, xp: Any = None) -> Left:
         """What a layer's stream holds, as arrays of namespace `xp`: numpy or cupy; default cupy. Errors as for `decode`.
 
-        ImportError without CuPy where `xp` is not given.
+        gpu.Unavailable without CuPy or a GPU where `xp` is not given.
         """
-        xp = importlib.import_module("cupy") if xp is None else xp
+        xp = require_gpu() if xp is None else xp
         decoded = self.decode(data)
         fields = (decoded.keys, decoded.values, decoded.log_weights, decoded.positions, decoded.kept)
         return Left(*(device(one, xp) for one in fields))

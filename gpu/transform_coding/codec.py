@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import shape_of
-from gpu.module import namespace
+from gpu.module import namespace, require_gpu
 from gpu.resident import device, host
 from gpu.transform_coding import entropy, fixed, stacked
 from kvtheory.layer import Decoded
@@ -53,12 +52,7 @@ def exact_bytes(array: Any, first: int, last: int) -> bytes:
 
 
 def between(exact: NDArray[Any], first: int, tokens: int, xp: Any) -> Any:
-    """An array (heads, tokens, d) in namespace `xp` with the exact tokens at both ends, and room for the coded ones from `first` on.
-
-    CuPy has no bfloat16: such arrays are uint16 there.
-    """
-    if xp is not np and exact.dtype.name == "bfloat16":
-        exact = exact.view(np.uint16)
+    """An array (heads, tokens, d) in namespace `xp` with the exact tokens at both ends, and room for the coded ones from `first` on."""
     heads, apart, dim = exact.shape
     out = xp.empty((heads, tokens, dim), exact.dtype)
     out[:, :first] = device(exact[:, :first], xp)
@@ -120,9 +114,9 @@ class Transformed(TransformCodec):
     def decode_arrays(self, data: bytes, xp: Any = None) -> tuple[Any, Any]:
         """Keys and values of a layer's stream, as arrays of namespace `xp`: numpy or cupy; default cupy. Errors as for `decode`.
 
-        ImportError without CuPy where `xp` is not given.
+        gpu.Unavailable without CuPy or a GPU where `xp` is not given.
         """
-        xp = importlib.import_module("cupy") if xp is None else xp
+        xp = require_gpu() if xp is None else xp
         header, groups = codec._read(data)
         own: Any = self._like(header)
         if header.kind is not Kind.LAYER:
