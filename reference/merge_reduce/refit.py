@@ -2,9 +2,12 @@
 
 None of the papers has it; theory C-L1 asks for it: given a support S, the error to first order is |sum_{i in S} w'_i x_i - t|, a convex problem,
 
-    min over w' >= 0 of  | sum_{i in S} w'_i x_i - t |^2 + ridge sum_{i in S} |x_i|^2 (w'_i - w_i)^2 ,       t = sum_i w_i x_i
+    min over w' >= 0 of  | sum_{i in S} w'_i x_i - t |^2 + ridge sum_{i in S} l_i^2 (w'_i - w_i)^2 ,       t = sum_i w_i x_i
 
-The support grows by those atoms whose profiles point most along what is still missing, r = t - sum w'_i x_i, an eighth of the open places at
+l_i^2 = |x_i|^2 + floor mean |x|^2. Without the floor an atom that the asked queries hardly see costs nothing whatever its weight: on one head of the
+sample one of 64 atoms stood for 1,294 tokens where there are 256, and later queries that do see it were answered by it.
+
+The support grows by those atoms whose profiles point most along what is still missing, r = t - sum w'_i x_i, largest r.x_i / l_i, an eighth of the open places at
 a time, with a fit between (orthogonal matching pursuit; the ridge pulls an atom towards its own weight, so that what attention looks at stays
 as it is). Weights are those that attention asks for, numerator and denominator, so they do *not* sum to the tokens that went in, unless `mass`
 says so: forcing their sum raises the error by 3 to 27 % on real heads (*Emma*). The fit is biased, unlike the samples; in a tree its errors may add up
@@ -25,6 +28,8 @@ Index = NDArray[np.int64]
 
 #: pull towards an atom's own weight, relative to its own profile
 RIDGE = 1e-3
+#: of the squared length of a profile, relative to their mean: of 0, .001, .01, .1 the best for new values on Emma, and as good as any for weights alone
+FLOOR = 1e-3
 #: the part of the open places that is filled between two fits
 SHARE = 8
 
@@ -44,31 +49,33 @@ def refit(x: Float, w: Float, K: int, mass: bool = False) -> tuple[Index, Float]
 
 def pursuit(x: Float, w: Float, K: int) -> Index:
     """K places of atoms, ascending."""
-    norm = np.sqrt((x**2).sum(axis=1))
-    scaled = np.where(norm > 0, norm, 1.0)
+    size = lengths(x)
     target = w @ x
     place = np.zeros(0, np.int64)
     while len(place) < K:
         missing = target - (weights(x, w, place) @ x[place] if len(place) else 0.0)
-        gain = (x @ missing) / scaled
+        gain = (x @ missing) / size
         gain[place] = -np.inf
         more = -(-(K - len(place)) // SHARE)
         place = np.sort(np.concatenate([place, np.argsort(-gain, kind="stable")[:more]]))
     return place
 
 
+def lengths(x: Float) -> Float:
+    """(|x_i|^2 + FLOOR mean |x|^2)^(1/2), (s,); 1 where all are 0."""
+    square = (x**2).sum(axis=1)
+    size = np.sqrt(square + FLOOR * square.mean()) if len(x) else square
+    return np.where(size > 0, size, 1.0)
+
+
 def weights(x: Float, w: Float, place: Index, mass: bool = False) -> Float:
-    """w' >= 0 of the support `place` that solve the problem above; mass: and sum to that of w. An atom that no query sees gets 0."""
-    norm = np.sqrt((x[place] ** 2).sum(axis=1))
-    seen = norm > 0
-    found = np.zeros(len(place))
-    if not seen.any():
-        return found
-    # in units of the profiles' own lengths the ridge is a number
-    norm, own = norm[seen], x[place[seen]] / norm[seen, None]
+    """w' >= 0 of the support `place` that solve the problem above; mass: and sum to that of w."""
+    if not (x**2).any():
+        return np.zeros(len(place))
+    # in units of the lengths the ridge is a number
+    size = lengths(x)[place]
+    own = x[place] / size[:, None]
     G = own @ own.T + RIDGE * np.eye(len(own))
-    b = own @ (w @ x) + RIDGE * norm * w[place[seen]]
-    found[seen] = (nonnegative(G, b, 1 / norm, float(w.sum())) if mass else nonnegative(G, b)) / norm
-    if mass:  # to the last bit
-        found *= w.sum() / found.sum()
-    return found
+    b = own @ (w @ x) + RIDGE * size * w[place]
+    found = (nonnegative(G, b, 1 / size, float(w.sum())) if mass else nonnegative(G, b)) / size
+    return found * (w.sum() / found.sum()) if mass else found

@@ -13,7 +13,7 @@ from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features, protected
 from reference.merge_reduce.nonnegative import nonnegative
-from reference.merge_reduce.refit import RIDGE, pursuit, refit, weights
+from reference.merge_reduce.refit import FLOOR, RIDGE, pursuit, refit, weights
 from reference.merge_reduce.revalue import RIDGE as VALUE_RIDGE
 from reference.merge_reduce.revalue import revalued
 
@@ -211,7 +211,8 @@ def test_refit_solves_its_own_problem():
         place = np.sort(rng.choice(30, 12, replace=False))
         found = weights(x, w, place)
         own = x[place]
-        gradient = own @ (found @ own - w @ x) + RIDGE * (own**2).sum(axis=1) * (found - w[place])
+        size2 = (own**2).sum(axis=1) + FLOOR * (x**2).sum(axis=1).mean()
+        gradient = own @ (found @ own - w @ x) + RIDGE * size2 * (found - w[place])
         assert (found >= 0).all() and np.abs(gradient[found > 0]).max() < 1e-9 and (gradient > -1e-9).all()
         zeros += int((found == 0).sum())
     assert zeros  # the cone binds somewhere
@@ -224,12 +225,13 @@ def test_refit_with_the_mass_solves_its_own_problem():
     place, found = refit(x, w, 12, mass=True)
     assert found.sum() == pytest.approx(w.sum(), rel=1e-14)
     own = x[place]
-    gradient = own @ (found @ own - w @ x) + RIDGE * (own**2).sum(axis=1) * (found - w[place])
+    floor = FLOOR * (x**2).sum(axis=1).mean()
+    gradient = own @ (found @ own - w @ x) + RIDGE * ((own**2).sum(axis=1) + floor) * (found - w[place])
     assert np.ptp(gradient) < 1e-9 * np.abs(own @ (w @ x)).max()
     every = np.sort(pursuit(x, w, 12))
     assert set(place) < set(every)  # the cone binds: the gradient there is not below the multiplier
     left = np.setdiff1d(every, place)
-    gradient_there = x[left] @ (found @ own - w @ x) - RIDGE * (x[left] ** 2).sum(axis=1) * w[left]
+    gradient_there = x[left] @ (found @ own - w @ x) - RIDGE * ((x[left] ** 2).sum(axis=1) + floor) * w[left]
     assert (gradient_there > gradient.min() - 1e-9).all()
     free = refit(x, w, 12)[1]
     assert abs(free.sum() - w.sum()) > 0.1  # which it does not do by itself
@@ -259,6 +261,41 @@ def test_pivoting_finds_what_an_active_set_finds(K, rank, seed, kind):
     assert (held >= 0).all() and c @ held == pytest.approx(total, rel=1e-9)
     gradient = (G @ held - b) / c
     assert gradient[held > 0].max() - gradient.min() < 1e-6 * max(1.0, np.abs(b / c).max())
+
+
+@pytest.mark.parametrize("K", [50, 100])
+def test_matrices_that_pivoting_hardly_ends_on(K):
+    """Fathi's: L L^T with ones on the diagonal of L and twos below, on which single pivots take exponentially many steps."""
+    L = 2 * np.tri(K, k=-1) + np.eye(K)
+    G = L @ L.T
+    rng = np.random.default_rng(K)
+    for b in (np.ones(K), *rng.normal(size=(5, K))):
+        found = nonnegative(G, b)
+        gradient = G @ found - b
+        scale = np.abs(b).max() * K**2
+        assert (
+            (found >= 0).all()
+            and gradient.min() > -1e-9 * scale
+            and np.abs(gradient * (found > 0)).max() < 1e-9 * scale
+        )
+        held = nonnegative(G, b, np.ones(K), 3.0)
+        gradient = G @ held - b
+        assert (held >= 0).all() and held.sum() == pytest.approx(3.0, rel=1e-9)
+        assert gradient[held > 0].max() - gradient.min() < 1e-4 * scale
+
+
+def test_an_atom_that_no_query_sees_does_not_stand_for_all():
+    """Its profile is tiny and points along what is missing: without the floor in the ridge its weight would be 1/size."""
+    rng = np.random.default_rng(18)
+    x = np.column_stack([rng.normal(size=(40, 3)), np.ones(40)])
+    x[7] = [0, 0, 0, 1e-9]
+    for mass in (False, True):
+        place, weight = refit(x, np.ones(40), 5, mass)
+        assert weight.max() <= 40 and weight.sum() <= 80
+    found = weights(x, np.ones(40), np.array([1, 7]))
+    # its own, but for what it is asked for: x.r / (ridge l^2)
+    pull = 1e-9 * np.sqrt(((x.sum(axis=0)) ** 2).sum()) / (RIDGE * FLOOR * (x**2).sum(axis=1).mean())
+    assert abs(found[1] - 1) < pull < 0.05
 
 
 def outputs(keys, weight, values, q, scale, sinks):
