@@ -55,7 +55,7 @@ def _of_prefix(name: str, change: Any) -> Mutant:
     functions={"transformer": "kvtheory.tiny.RationalTransformer"},
     mutants=[
         _of_prefix("a transformer that attends to the token itself alone", lambda prefix: prefix[-1:]),
-        _of_prefix("a transformer that attends to the last two of longer texts, to the last of others", lambda prefix: prefix[-2:] if len(prefix) > 2 else prefix[-1:]),
+        _of_prefix("a transformer that reads the text from its end", lambda prefix: prefix[::-1]),
     ],
     correction="sharing/delta-at-divergence", figure="divergence",
 )  # fmt: skip

@@ -379,13 +379,13 @@ def test_transitions_of_a_real_text(name, surprisals, certain):
 
 
 def test_ratio_914000_names_what_fails():
-    """The limit and its arithmetic agree, token replay reaches it; what fails is the paper's own coder."""
+    """The limit and its arithmetic agree, an arithmetic code of the tokens reaches it; what fails is the paper's own coder."""
     claim = CLAIMS["sequential/ratio-914000"]
     assert "adaptive residual coder" in claim.statement and "theoretical limit" in claim.statement
     found = evidence(claim.id)
     assert all(e.agrees for e in found if e.what.startswith("printed for"))
     assert sum(e.what.startswith("printed for") for e in found) == 2
-    replay = next(e for e in found if e.what.startswith("token replay"))
+    replay = next(e for e in found if e.what.startswith("an ideal arithmetic code"))
     assert replay.agrees and "decoder is the model" in replay.note
     failing = [e.what for e in found if e.role == "statement" and not e.agrees]
     assert failing and all("adaptive residual coder" in what for what in failing)
