@@ -1,17 +1,21 @@
 """Compiles the kernels for real GPUs by NVRTC. No GPU and no driver is needed: CI compiles every kernel this way.
 
-CuPy's own compile function asks for the current device; its bindings of NVRTC do not.
+CuPy's own compile function asks for the current device, and adds options of its own; its bindings of NVRTC do not.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import tempfile
 from dataclasses import dataclass
 
 from gpu.module import FOLDER, OPTIONS, Source, Unavailable
-from gpu.simt.build import BuildError, cuda_includes
+from gpu.simt.build import BuildError, cuda_includes, kept_in, with_includes
 
-__all__ = ["ARCHITECTURES", "Cubin", "Resources", "compile_source"]
+__all__ = ["ARCHITECTURES", "Cubin", "Resources", "compile_source", "stored"]
 
 #: compute capabilities that the kernels are compiled for: A100, H100, B200, RTX 50
 ARCHITECTURES = ("80", "90", "100", "120")
@@ -53,6 +57,8 @@ def _resources(log: str) -> dict[str, Resources]:
             numbers = re.findall(pattern, text)
             return int(numbers[0]) if numbers else 0
 
+        if "Used " not in own or "bytes spill stores" not in own:
+            raise BuildError(f"ptxas says nothing of the registers and spills of {name}:\n{own[:600]}")
         spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
         stack = max(number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes cumulative stack size"))
         found[name] = Resources(number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), stack, spills)
@@ -97,3 +103,23 @@ def compile_source(source: Source, architecture: str) -> Cubin:
         )
     finally:
         nvrtc.destroyProgram(program)
+
+
+def stored(source: Source, architecture: str) -> tuple[str, dict[str, str]]:
+    """(path of the cubin, mangled name of each instance), compiled once and kept by the hash of all that goes in. Errors of `compile_source`.
+
+    It is what a GPU runs. CuPy's own compilation would add -ftz=true, which CI's kernels do not have (subnormals would come out as 0), and
+    keep what it compiled though an included file changed.
+    """
+    from cupy.cuda import nvrtc
+
+    what = (nvrtc.getVersion(), architecture, OPTIONS, source.instances, sorted(with_includes(source.path).values()))
+    name = f"{source.path.stem}-sm{architecture}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+    path, names = kept_in() / f"{name}.cubin", kept_in() / f"{name}.json"
+    if not (path.exists() and names.exists()):
+        made = compile_source(source, architecture)
+        for target, data in ((path, made.data), (names, json.dumps(made.mangled).encode())):
+            with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as scratch:
+                scratch.write(data)
+            os.replace(scratch.name, target)
+    return str(path), json.loads(names.read_text())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import os
 import re
 import sys
@@ -35,8 +34,9 @@ __all__ = [
 ]  # fmt: skip
 
 FOLDER = Path(__file__).parent / "kernels"
-#: NVRTC's options. No fused multiply-add: the CPU rounds twice, and both must give the same bits.
-OPTIONS = ("-std=c++17", "-fmad=false")
+#: NVRTC's options. No fused multiply-add: the CPU rounds twice, and both must give the same bits; subnormals are kept, and
+#: divisions and roots rounded as IEEE 754 says, which are NVRTC's defaults, written out.
+OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
 #: NumPy's element types and the kernels' names for them
 ELEMENT = {np.dtype(np.float32): "float", np.dtype(np.float16): "__half", np.dtype(ml_dtypes.bfloat16): "__nv_bfloat16"}
 _MAX_BLOCK = (1024, 1024, 64)
@@ -86,6 +86,7 @@ class Source:
         if len(set(self.instances)) != len(self.instances):
             raise ValueError(f"{self.name}: instances: an instance is listed twice: {self.instances}")
         self._known = frozenset(self.instances)
+        self._modules: dict[str, tuple[Any, dict[str, str]]] = {}
         _SOURCES.append(self)
 
     def __getitem__(self, instance: str) -> Kernel:
@@ -98,12 +99,17 @@ class Source:
     def __iter__(self) -> Iterator[str]:
         return iter(self.instances)
 
-    @functools.cached_property
-    def _raw_module(self) -> Any:
+    def _function(self, instance: str) -> Any:
+        """The kernel for CuPy's current device."""
+        from gpu.compile import stored
+
         cupy = _cupy()
-        includes = tuple(f"-I{folder}" for folder in (self.path.parent, FOLDER, *_build.cuda_includes()))
-        code = self.path.read_text(encoding="utf-8")
-        return cupy.RawModule(code=code, options=(*OPTIONS, *includes), name_expressions=self.instances)
+        architecture = str(cupy.cuda.Device().compute_capability)
+        if architecture not in self._modules:
+            path, mangled = stored(self, architecture)
+            self._modules[architecture] = cupy.RawModule(path=path), mangled
+        module, mangled = self._modules[architecture]
+        return module.get_function(mangled[instance])
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {len(self.instances)} instances)"
@@ -285,7 +291,13 @@ def launch(kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_me
         kinds = ["NumPy" if isinstance(a, np.ndarray) else "CuPy" for a in args if not isinstance(a, np.generic)]
         raise TypeError(f"args of {kernel.name}: arrays of NumPy and of CuPy in one launch: {', '.join(kinds)}")
     if on_gpu:
-        function = kernel.source._raw_module.get_function(kernel.name)
+        here = _cupy().cuda.Device().id
+        for i, a in enumerate(args):
+            if _is_cupy(a) and a.device.id != here:
+                raise ValueError(
+                    f"args[{i}] of {kernel.name}: expected an array of the current device, {here}, got one of device {a.device.id}"
+                )
+        function = kernel.source._function(kernel.name)
         if shared_mem > 48 << 10:
             function.max_dynamic_shared_size_bytes = shared_mem
         function(size_of_grid, size_of_block, tuple(args), shared_mem=shared_mem)

@@ -156,7 +156,7 @@ def with_includes(source: Path) -> dict[Path, str]:
     return texts
 
 
-def _folder() -> Path:
+def kept_in() -> Path:
     """Where libraries are kept: the user's cache of kvtheory, or a private temporary folder where that cannot be written."""
     base = (
         os.environ.get("KVTHEORY_CACHE")
@@ -169,11 +169,11 @@ def _folder() -> Path:
             return folder
     except OSError:
         pass
-    return _temporary_folder()
+    return _temporarykept_in()
 
 
 @functools.cache
-def _temporary_folder() -> Path:
+def _temporarykept_in() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvtheory-simt-"))
 
 
@@ -198,9 +198,9 @@ def _machine(cxx: Path, stamp: object, build: str, includes: Sequence[str], port
     flags = (*_COMMON, *_MACHINE[build], *(("-DSIMT_PORTABLE",) if portable else ()))
     objects = []
     for part in ("simt", "check"):
-        target = _folder() / f"{part}-{build}-{_key(texts, stamp, flags, includes)}.o"
+        target = kept_in() / f"{part}-{build}-{_key(texts, stamp, flags, includes)}.o"
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            with tempfile.TemporaryDirectory(dir=kept_in()) as scratch:
                 made = Path(scratch) / "made.o"
                 _run(
                     [cxx, *flags, "-Wall", "-Wextra", f"-I{HERE}", *includes, "-c", HERE / f"{part}.cpp", "-o", made],
@@ -289,11 +289,11 @@ def library(
     )
     flags = (*_COMMON, *_KERNEL, *_OF_BUILD[build])
     key = _key(texts, str(source.resolve()), list(instances), stamp, flags, GAP, DYNAMIC_SHARED, portable)
-    target = _folder() / f"{source.stem}-{build}-{key}.so"
+    target = kept_in() / f"{source.stem}-{build}-{key}.so"
     layout = target.with_suffix(".json")
     if not (target.exists() and layout.exists()):
         objects = _machine(cxx, stamp, build, includes, portable)
-        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+        with tempfile.TemporaryDirectory(dir=kept_in()) as scratch:
             at = Path(scratch)
             (at / "main.cpp").write_text(_wrapper(source, instances), encoding="utf-8")
             _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import numpy as np
@@ -59,5 +60,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
             build.compiler()
             build.cuda_includes()
         except Unavailable as missing:
+            if os.environ.get("KVTHEORY_REQUIRE_KERNELS"):
+                pytest.fail(str(missing))
             pytest.skip(str(missing))
     return Backend(name)

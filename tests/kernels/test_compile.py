@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
 import gpu
-from gpu.compile import ARCHITECTURES, Cubin, compile_source
-from gpu.module import FOLDER, BuildError, Source, Unavailable, sources
+from gpu.compile import ARCHITECTURES, Cubin, compile_source, stored
+from gpu.module import FOLDER, OPTIONS, BuildError, Source, Unavailable, sources
 
 for _module in pkgutil.walk_packages(gpu.__path__, "gpu."):
     importlib.import_module(_module.name)
@@ -25,6 +27,8 @@ def compiled(source: Source, architecture: str) -> Cubin:
     try:
         return compile_source(source, architecture)
     except Unavailable as missing:
+        if os.environ.get("KVTHEORY_REQUIRE_KERNELS"):
+            pytest.fail(str(missing))
         pytest.skip(str(missing))
 
 
@@ -43,6 +47,34 @@ def test_every_instance_compiles_without_spills(source: Source, architecture: st
         assert taken.spill_bytes == 0, f"{instance} spills {taken.spill_bytes} bytes on sm_{architecture}"
         assert taken.shared_bytes <= MOST_SHARED, instance
         assert cubin.mangled[instance].encode() in cubin.data
+
+
+def test_what_a_gpu_runs_keeps_subnormals_and_rounds_twice(tmp_path, monkeypatch) -> None:
+    """The file that `launch` loads: compiled with the options that are tested, no others, and again when an included file changes."""
+    monkeypatch.setenv("KVTHEORY_CACHE", str(tmp_path))
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text(
+        '#include "part.cuh"\n__global__ void f(const float* x, float* y) { y[0] = part(x[0], x[1]) / x[2]; }\n'
+    )
+    part = "__device__ inline float part(float a, float b) { return a * b + %s; }\n"
+    paths = []
+    for more in ("1.0f", "2.0f", "2.0f"):
+        (tmp_path / "part.cuh").write_text(part % more)
+        try:
+            path, mangled = stored(Source(kernel, ["f"]), "90")
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+        assert Path(path).read_bytes()[:4] == b"\x7fELF" and list(mangled) == ["f"]
+        paths.append(path)
+    assert paths[0] != paths[1] == paths[2]
+
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(part % "1.0f" + kernel.read_text().split("\n", 1)[1], "k.cu", (), ())
+    nvrtc.compileProgram(program, ("-arch=compute_90", *OPTIONS))
+    ptx = nvrtc.getPTX(program)
+    ptx = ptx.decode() if isinstance(ptx, bytes) else ptx
+    assert ".ftz" not in ptx and "div.rn.f32" in ptx and "mul.rn.f32" in ptx and "fma" not in ptx
 
 
 def test_a_source_that_is_wrong_is_refused_with_its_line() -> None:

@@ -28,7 +28,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fake = fake_cupy.install(monkeypatch)
     yield fake
     for source in sources():
-        source.__dict__.pop("_raw_module", None)
+        source._modules.clear()
 
 
 def test_the_stand_in_is_as_strict_as_cupy(cupy: Any) -> None:

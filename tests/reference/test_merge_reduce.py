@@ -13,7 +13,7 @@ from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features, protected
 from reference.merge_reduce.nonnegative import nonnegative
-from reference.merge_reduce.refit import FLOOR, RIDGE, pursuit, refit, weights
+from reference.merge_reduce.refit import FLOOR, MASS_FLOOR, RIDGE, pursuit, refit, weights
 from reference.merge_reduce.revalue import RIDGE as VALUE_RIDGE
 from reference.merge_reduce.revalue import revalued
 
@@ -225,10 +225,10 @@ def test_refit_with_the_mass_solves_its_own_problem():
     place, found = refit(x, w, 12, mass=True)
     assert found.sum() == pytest.approx(w.sum(), rel=1e-14)
     own = x[place]
-    floor = FLOOR * (x**2).sum(axis=1).mean()
+    floor = MASS_FLOOR * (x**2).sum(axis=1).mean()
     gradient = own @ (found @ own - w @ x) + RIDGE * ((own**2).sum(axis=1) + floor) * (found - w[place])
     assert np.ptp(gradient) < 1e-9 * np.abs(own @ (w @ x)).max()
-    every = np.sort(pursuit(x, w, 12))
+    every = np.sort(pursuit(x, w, 12, MASS_FLOOR))
     assert set(place) < set(every)  # the cone binds: the gradient there is not below the multiplier
     left = np.setdiff1d(every, place)
     gradient_there = x[left] @ (found @ own - w @ x) - RIDGE * ((x[left] ** 2).sum(axis=1) + floor) * w[left]
@@ -290,7 +290,7 @@ def test_an_atom_that_no_query_sees_does_not_stand_for_all():
     x = np.column_stack([rng.normal(size=(40, 3)), np.ones(40)])
     x[7] = [0, 0, 0, 1e-9]
     for mass in (False, True):
-        place, weight = refit(x, np.ones(40), 5, mass)
+        _, weight = refit(x, np.ones(40), 5, mass)
         assert weight.max() <= 40 and weight.sum() <= 80
     found = weights(x, np.ones(40), np.array([1, 7]))
     # its own, but for what it is asked for: x.r / (ridge l^2)

@@ -290,7 +290,7 @@ def test_what_does_not_compile_says_where_and_is_not_tried_twice(
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVTHEORY_CACHE", str(tmp_path / "file"))
-    folder = building._folder()
+    folder = building.kept_in()
     assert folder.is_dir() and folder.stat().st_mode & 0o77 == 0, "nobody else may put a library there"
 
 
