@@ -10,7 +10,7 @@ sample one of 64 atoms stood for 1,294 tokens where there are 256, and later que
 The support grows by those atoms whose profiles point most along what is still missing, r = t - sum w'_i x_i, largest r.x_i / l_i, an eighth of the open places at
 a time, with a fit between (orthogonal matching pursuit; the ridge pulls an atom towards its own weight, so that what attention looks at stays
 as it is). Weights are those that attention asks for, numerator and denominator, so they do *not* sum to the tokens that went in, unless `mass`
-says so: forcing their sum costs a fifth to the double of the error on real heads. The fit is biased, unlike the samples; in a tree its errors may add up
+says so: forcing their sum costs a quarter to nearly the double of the error (*Emma*, *Hamlet*). The fit is biased, unlike the samples; in a tree its errors may add up
 (theory C-T3). Chosen on *Emma* against "half by attention mass, half by the spectral walk", and better in every cell.
 """
 

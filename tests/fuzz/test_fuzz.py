@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import zlib
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import reference
@@ -133,8 +135,9 @@ def _corrupt(data, grab=0):
         (lambda data: time.sleep(0.2), "time"),
         (lambda data: _corrupt(data, 8 << 20), "memory"),
         (lambda data: _corrupt(data, 1 << 40), "memory"),
+        (lambda data: [SimpleNamespace(keys=np.zeros(2), values=np.array([1.0, np.nan]))], "numbers"),
     ],
-    ids=["key-error", "value-error", "exit", "offset", "warning", "slow", "large", "too-large"],
+    ids=["key-error", "value-error", "exit", "offset", "warning", "slow", "large", "too-large", "nan"],
 )
 def test_the_checker_sees(mutator, monkeypatch, act, kind):
     checker = Checker(mutator.seeds)

@@ -60,10 +60,8 @@ def test_what_a_gpu_runs_keeps_subnormals_and_rounds_twice(tmp_path, monkeypatch
     paths = []
     for more in ("1.0f", "2.0f", "2.0f"):
         (tmp_path / "part.cuh").write_text(part % more)
-        try:
-            path, mangled = stored(Source(kernel, ["f"]), "90")
-        except Unavailable as missing:
-            pytest.skip(str(missing))
+        compiled(Source(kernel, ["f"]), "90")  # skips, or fails, where there is no NVRTC
+        path, mangled = stored(Source(kernel, ["f"]), "90")
         assert Path(path).read_bytes()[:4] == b"\x7fELF" and list(mangled) == ["f"]
         paths.append(path)
     assert paths[0] != paths[1] == paths[2]

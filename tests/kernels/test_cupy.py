@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import gpu
 import kvtheory
 import reference
+from gpu import packing
 from gpu.module import launch, namespace, require_gpu, simulator, sources
 from kvtheory.risk import spectra
 from tests.kernels import fake_cupy
@@ -171,3 +173,10 @@ def test_profiles_and_transforms_on_the_gpu_are_the_same_code(cupy: Any) -> None
     np.testing.assert_array_equal(basis.inverse(y).get(), basis.inverse(y.get()))
     with pytest.raises(ValueError, match="v: expected finite numbers, got nan"):
         kvtheory.risk.spectrum(*(cupy.asarray(x) for x in head[:2]), cupy.asarray(head[2] * np.nan))
+
+
+def test_an_array_of_another_device_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = cupy.zeros(4, np.uint8)
+    monkeypatch.setattr(type(there), "device", property(lambda self: types.SimpleNamespace(id=1)))
+    with pytest.raises(ValueError, match=r"args\[0\].*expected an array of the current device, 0, got one of device 1"):
+        packing.pack(there, 4)

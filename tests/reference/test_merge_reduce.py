@@ -10,6 +10,7 @@ import kvtheory
 import reference
 from kvtheory import attention
 from reference.merge_reduce import REDUCERS, Atoms, Buckets, MergeReduce, prefix_summaries, reduce_atoms
+from reference.merge_reduce import nonnegative as nonnegative_module
 from reference.merge_reduce.law import QueryLaw
 from reference.merge_reduce.nodes import features, protected
 from reference.merge_reduce.nonnegative import nonnegative
@@ -254,13 +255,29 @@ def test_pivoting_finds_what_an_active_set_finds(K, rank, seed, kind):
     G, b = own @ own.T + 1e-3 * np.eye(K), own @ target + 1e-3 * rng.normal(size=K)
     factor = np.linalg.cholesky(G)
     other, _ = nnls(factor.T, np.linalg.solve(factor, b), maxiter=100 * K)
-    found = nonnegative(G, b)
+
+    def late(*_):
+        raise AssertionError("pivoting did not end")
+
+    with pytest.MonkeyPatch.context() as patch:  # by itself, not by what is asked in its place
+        patch.setattr(nonnegative_module, "_active_set", late)
+        found = nonnegative(G, b)
     np.testing.assert_allclose(found, other, atol=1e-6 * max(np.abs(other).max(), 1.0))
     c, total = rng.uniform(0.1, 3, K), float(rng.uniform(0.1, 10))
     held = nonnegative(G, b, c, total)
     assert (held >= 0).all() and c @ held == pytest.approx(total, rel=1e-9)
     gradient = (G @ held - b) / c
     assert gradient[held > 0].max() - gradient.min() < 1e-6 * max(1.0, np.abs(b / c).max())
+
+
+def test_what_is_asked_where_pivoting_is_late_finds_the_same():
+    rng = np.random.default_rng(19)
+    for K in (1, 5, 30):
+        own = rng.normal(size=(K, K + 3))
+        G, b, c = own @ own.T, rng.normal(size=K), rng.uniform(0.5, 2, K)
+        late = nonnegative_module._active_set
+        np.testing.assert_allclose(late(G, b, None, 0.0), nonnegative(G, b), atol=1e-9)
+        np.testing.assert_allclose(late(G, b, c, 4.0), nonnegative(G, b, c, 4.0), atol=1e-4)
 
 
 @pytest.mark.parametrize("K", [50, 100])
@@ -288,13 +305,19 @@ def test_an_atom_that_no_query_sees_does_not_stand_for_all():
     """Its profile is tiny and points along what is missing: without the floor in the ridge its weight would be 1/size."""
     rng = np.random.default_rng(18)
     x = np.column_stack([rng.normal(size=(40, 3)), np.ones(40)])
-    x[7] = [0, 0, 0, 1e-9]
+    # x.r / (ridge floor mean |x|^2), what it may be off its own weight by, is then .01 for the smaller floor
+    tiny = 1e-12
+    x[7] = [0, 0, 0, tiny]
     for mass in (False, True):
         _, weight = refit(x, np.ones(40), 5, mass)
         assert weight.max() <= 40 and weight.sum() <= 80
+    # where the mass is kept, those that no query sees share what is too much of it, however little one is seen less than another
+    x[8] = x[7] / 10
+    held = weights(x, np.ones(40), np.array([1, 7, 8]), mass=True, floor=MASS_FLOOR)
+    assert held.sum() == pytest.approx(40) and held[1] == pytest.approx(held[2], rel=0.05)
     found = weights(x, np.ones(40), np.array([1, 7]))
     # its own, but for what it is asked for: x.r / (ridge l^2)
-    pull = 1e-9 * np.sqrt(((x.sum(axis=0)) ** 2).sum()) / (RIDGE * FLOOR * (x**2).sum(axis=1).mean())
+    pull = tiny * np.sqrt(((x.sum(axis=0)) ** 2).sum()) / (RIDGE * FLOOR * (x**2).sum(axis=1).mean())
     assert abs(found[1] - 1) < pull < 0.05
 
 

@@ -6,7 +6,7 @@ import pytest
 import kvtheory
 import reference
 from kvtheory import distortion
-from reference.transform_coding import stacked
+from reference.transform_coding import entropy, stacked
 
 TOKENS, DIM = 1500, 8
 
@@ -139,3 +139,21 @@ def test_entries_of_a_stacked_vector_are_keys_then_values():
     one = layer(tokens=5)
     x = stacked.stack(one.keys, one.values, None, one.positions)
     np.testing.assert_array_equal(x[:, stacked.columns(one, "values", [1])], one.values[1])
+
+
+def test_low_bits_and_escapes_are_read_in_blocks_of_tokens(monkeypatch):
+    """However many tokens at a time: low bits begin anywhere in a byte, and a block goes on where the one before it stopped."""
+    one = layer()
+    one = one.replace(keys=one.keys * np.where(np.arange(one.tokens) % 97 == 0, 60, 1)[None, :, None])
+    codec = reference.MetricKLT.fit([layer()], 9.0, sinks=0, classes=2)
+    stream = codec.encode(one)
+    parts = {part.name: part.bytes for part in reference.inspect(stream).parts}
+    assert parts["low bits"] > 100 and parts["escapes"] > 100
+    monkeypatch.setattr(entropy, "NUMBERS", 1)
+    whole = None
+    for tokens in (1 << 20, 64, 7, 1):
+        monkeypatch.setattr(entropy, "BLOCK", tokens)
+        decoded = codec.decode(stream)
+        whole = whole or decoded
+        assert np.array_equal(decoded.keys, whole.keys) and np.array_equal(decoded.values, whole.values)
+    assert np.abs(whole.keys - one.keys).max() < 0.1 * np.abs(one.keys).max()
