@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer
-from reference import arguments
+from reference import arguments, memory
 from reference.codec import Appender, Codec
 from reference.full import _numbers, _token_major
 from reference.minmax import Groups, Piece, Stored
@@ -110,13 +110,13 @@ class KIVI(Codec):
         new_keys = _recent(parts[4], "recent keys", shape, coded_keys, shape.head_dim, shape.key_dtype)
         new_values = _recent(parts[8], "recent values", shape, coded_values, shape.value_dim, shape.value_dtype)
 
-        keys = np.empty((heads, shape.tokens, shape.head_dim), shape.key_dtype)
+        keys = memory.empty((heads, shape.tokens, shape.head_dim), shape.key_dtype)
         zeros, stored, rows = Stored.read(key_groups, key_rows, parts[1:4], "key")
         limit = largest(shape.key_dtype)
         key_groups.decode(zeros, stored, rows, limit, _key_rows(keys, coded_keys, self.group))
         keys[:, coded_keys:] = new_keys
 
-        values = np.empty((heads, shape.tokens, shape.value_dim), shape.value_dtype)
+        values = memory.empty((heads, shape.tokens, shape.value_dim), shape.value_dtype)
         zeros, stored, rows = Stored.read(value_groups, value_rows, parts[5:8], "value")
         value_groups.decode_tokens(zeros, stored, rows, largest(shape.value_dtype), values[:, :coded_values])
         values[:, coded_values:] = new_values

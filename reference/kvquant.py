@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer, Rope
-from reference import arguments, layer_states, minmax, nuq, packing
+from reference import arguments, layer_states, memory, minmax, nuq, packing
 from reference import calibration as calibrations
 from reference.codec import Appender, Codec, Layers
 from reference.errors import StateMismatch
@@ -305,7 +305,7 @@ class KVQuant(Codec):
         arrays = []
         for side, dim, readers, dtype, exact in sides:
             read = _read_codes(side.name, readers, opened.rows, dim, self.bits, dtype)
-            out = np.empty((shape.kv_heads, shape.tokens, dim), dtype)
+            out = memory.empty((shape.kv_heads, shape.tokens, dim), dtype)
             out[:, : opened.sinks] = exact
             own_ends = (opened.positions,) if isinstance(side, _Keys) else opened.ends
             _decode_side(side, read, own_ends, largest(dtype), out[:, opened.sinks :])

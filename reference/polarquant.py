@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from kvtheory import rate
 from kvtheory.layer import Decoded, Layer
 from kvtheory.quantization import PolarAngle
-from reference import arguments, hadamard, packing
+from reference import arguments, hadamard, memory, packing
 from reference.codec import Appender, Codec
 from reference.shape import Shape
 from reference.stream import Part, Reader
@@ -54,6 +54,7 @@ from reference.vectors import (
     gained,
     integers,
     largest,
+    magnitudes,
     norm_codes,
     norms,
     read_norms,
@@ -256,10 +257,8 @@ class _Plan:
 
         FloatingPointError: x is not finite.
         """
-        magnitude = np.abs(x, out=self._scratch("n", x.shape, np.float32))
-        most = magnitude.max(axis=1)
-        if not np.isfinite(most).all():
-            raise FloatingPointError
+        magnitude = self._scratch("n", x.shape, np.float32)
+        most = magnitudes(x, magnitude)
         n, exponent = integers(x, most, self._exact.bits, axis=1, out=magnitude)
         n *= self._signs
         y = self._exact.forward(n, self._scratch)
@@ -414,7 +413,7 @@ def _decode_side(codec: PolarQuant, tables: Sequence[NDArray[np.int64]], shape: 
             codes = packing.unpack(section, shape.rows * each, bits).reshape(shape.rows, each)
         rows_of_codes.append(codes)
     limit = largest(coded.dtype)
-    out = np.empty((heads, tokens, plan.dim), coded.dtype)
+    out = memory.empty((heads, tokens, plan.dim), coded.dtype)
     scratch = Scratch()
     for block in blocks(tokens, heads):
         own = slice(block.start * heads, block.stop * heads)

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Decoded, Layer
-from reference import arguments, hadamard, packing
+from reference import arguments, hadamard, memory, packing
 from reference.codec import Appender, Codec
 from reference.minmax import Groups, Stored
 from reference.shape import Shape
@@ -44,6 +44,7 @@ from reference.vectors import (
     gained,
     integers,
     largest,
+    magnitudes,
     norm_codes,
     norms,
     read_norms,
@@ -108,21 +109,10 @@ class QJL(Codec):
         return appender
 
     def decode_parts(self, parts: list[Reader]) -> Decoded:
-        shape = Shape.read(parts[0])
-        for side, dim in (("keys", shape.head_dim), ("values", shape.value_dim)):
-            if dim > hadamard.LARGEST:
-                parts[0].fail(f"{side}: expected at most {hadamard.LARGEST} channels, got {dim}")
-        signs = shape.rows * self.bits * shape.head_dim
-        for reader, size, what in zip(
-            parts[1:3], (2 * shape.rows, packing.packed_size(signs, 1)), ("norms", "signs"), strict=True
-        ):
-            if reader.remaining != size:
-                reader.fail(f"key {what}: expected {size} bytes, got {reader.remaining}")
-        groups = Groups(shape.value_dim, shape.value_dim, self.value_bits, shape.value_dtype)
-        Stored.check(groups, shape.rows, parts[3:], "value")
+        shape, groups = self._read_coded(parts)
         heads = shape.kv_heads
-        keys = np.empty((heads, shape.tokens, shape.head_dim), shape.key_dtype)
-        values = np.empty((heads, shape.tokens, shape.value_dim), shape.value_dtype)
+        keys = memory.empty((heads, shape.tokens, shape.head_dim), shape.key_dtype)
+        values = memory.empty((heads, shape.tokens, shape.value_dim), shape.value_dtype)
         stored = read_norms(parts[1], shape.rows, MANTISSA_BITS, "key norms")
         zeros, scales, rows = Stored.read(groups, shape.rows, parts[3:], "value")
         if shape.rows:  # no sketch is made for nothing: a header alone could ask for a large one
@@ -134,6 +124,20 @@ class QJL(Codec):
                 plan.decode(bits[own], stored[own], key_limit, keys[:, block].transpose(1, 0, 2))
             groups.decode_tokens(zeros, scales, rows, value_limit, values)
         return shape.decoded(keys, values, checked=True)
+
+    def _read_coded(self, parts: list[Reader]) -> tuple[Shape, Groups]:
+        """The shape, and the groups of its values; CorruptStream unless the other parts have their sizes. Nothing is allocated."""
+        shape = Shape.read(parts[0])
+        for side, dim in (("keys", shape.head_dim), ("values", shape.value_dim)):
+            if dim > hadamard.LARGEST:
+                parts[0].fail(f"{side}: expected at most {hadamard.LARGEST} channels, got {dim}")
+        signs = packing.packed_size(shape.rows * self.bits * shape.head_dim, 1)
+        for reader, size, what in zip(parts[1:3], (2 * shape.rows, signs), ("norms", "signs"), strict=True):
+            if reader.remaining != size:
+                reader.fail(f"key {what}: expected {size} bytes, got {reader.remaining}")
+        groups = Groups(shape.value_dim, shape.value_dim, self.value_bits, shape.value_dtype)
+        Stored.check(groups, shape.rows, parts[3:], "value")
+        return shape, groups
 
     def decode_flops(self, stream: bytes) -> int:
         """Per key 2 m d for S^T q and d for the gain; 2 for each value: c s, and + z."""
@@ -158,10 +162,8 @@ class _Plan:
 
     def encode(self, x: Float32) -> tuple[bytes, NDArray[np.uint8]]:
         """Rows x (n, d) -> norms as bytes, and signs: packed (n, m / 8) where they fill whole bytes, else (n, m) of 0 and 1."""
-        magnitude = np.abs(x, out=self._scratch("n", x.shape, np.float32))
-        most = magnitude.max(axis=1)
-        if not np.isfinite(most).all():
-            raise FloatingPointError
+        magnitude = self._scratch("n", x.shape, np.float32)
+        most = magnitudes(x, magnitude)
         n, exponent = integers(x, most, self._sketch.bits, axis=1, out=magnitude)
         wide = self._scratch("wide", n.shape, np.float64)
         np.copyto(wide, n)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 from reference.errors import CorruptStream
@@ -85,7 +85,7 @@ def digest(state: Buffer) -> bytes:
 
 def seal(body: Buffer) -> bytes:
     """The stream of a body: magic, body, CRC-32 of both."""
-    checksum = zlib.crc32(body, zlib.crc32(MAGIC))
+    checksum = isal_zlib.crc32(body, isal_zlib.crc32(MAGIC))
     return b"".join((MAGIC, body, checksum.to_bytes(_CHECKSUM, "little")))
 
 
@@ -103,7 +103,7 @@ def _body(stream: Buffer) -> memoryview:
     if view[: len(MAGIC)] != MAGIC:
         raise CorruptStream("no kvtheory stream: its first bytes are not the magic", 0)
     end = len(view) - _CHECKSUM
-    if zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
+    if isal_zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
         raise CorruptStream("checksum does not match: the stream was altered or cut", end)
     return view[len(MAGIC) : end]
 
@@ -216,9 +216,9 @@ def write(header: Header, groups: Sequence[Group]) -> bytes:
     for group in groups:
         pieces += _joined(group)
     # as `seal` of all pieces in a row, which would be one more copy
-    checksum = zlib.crc32(MAGIC)
+    checksum = isal_zlib.crc32(MAGIC)
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = isal_zlib.crc32(piece, checksum)
     return b"".join((MAGIC, *pieces, checksum.to_bytes(_CHECKSUM, "little")))
 
 
