@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-from isal import isal_zlib
 from numpy.typing import NDArray
 
+from kvtheory.checksums import crc32
 from reference.errors import CorruptStream
 
 __all__ = [
@@ -85,7 +85,7 @@ def digest(state: Buffer) -> bytes:
 
 def seal(body: Buffer) -> bytes:
     """The stream of a body: magic, body, CRC-32 of both."""
-    checksum = isal_zlib.crc32(body, isal_zlib.crc32(MAGIC))
+    checksum = crc32(body, crc32(MAGIC))
     return b"".join((MAGIC, body, checksum.to_bytes(_CHECKSUM, "little")))
 
 
@@ -103,7 +103,7 @@ def _body(stream: Buffer) -> memoryview:
     if view[: len(MAGIC)] != MAGIC:
         raise CorruptStream("no kvtheory stream: its first bytes are not the magic", 0)
     end = len(view) - _CHECKSUM
-    if isal_zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
+    if crc32(view[:end]) != int.from_bytes(view[end:], "little"):
         raise CorruptStream("checksum does not match: the stream was altered or cut", end)
     return view[len(MAGIC) : end]
 
@@ -216,9 +216,9 @@ def write(header: Header, groups: Sequence[Group]) -> bytes:
     for group in groups:
         pieces += _joined(group)
     # as `seal` of all pieces in a row, which would be one more copy
-    checksum = isal_zlib.crc32(MAGIC)
+    checksum = crc32(MAGIC)
     for piece in pieces:
-        checksum = isal_zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return b"".join((MAGIC, *pieces, checksum.to_bytes(_CHECKSUM, "little")))
 
 

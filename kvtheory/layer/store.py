@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from isal import isal_zlib
 from numpy.typing import NDArray
 
 from kvtheory import checks
+from kvtheory.checksums import crc32
 from kvtheory.layer.record import Layer, as_array
 from kvtheory.layer.rope import Rope
 
@@ -116,7 +116,7 @@ class Cache:
                 little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
                 raw = little.reshape(-1).view(np.uint8).data
                 spill[array.dtype.itemsize].write(raw)
-                checksums[name] = isal_zlib.crc32(raw)
+                checksums[name] = crc32(raw)
                 entries[array.dtype.itemsize].append((name, code, list(array.shape), little.nbytes))
 
             for name in ("tokens", "surprisal_bits"):
@@ -245,7 +245,7 @@ def _read(file: Any, path: Path, name: str, checksums: dict[str, int]) -> NDArra
         array: NDArray[Any] = file.get_tensor(name)
     except (SafetensorError, OSError, ValueError) as problem:
         raise CorruptCache(f"{path}: cannot read tensor {name!r} ({problem})") from None
-    if isal_zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) != checksums.get(name):
+    if crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) != checksums.get(name):
         raise CorruptCache(f"{path}: tensor {name!r} does not have the checksum that its header states")
     return array
 
