@@ -2,9 +2,10 @@
 
     python benchmarks/kernels_static.py                # prints the tables of docs/gpu.md
     python benchmarks/kernels_static.py --write        # and puts them there
+    python benchmarks/kernels_static.py --only rans.cu # the numbers of some files; with --write their rows alone are made anew
 
-The compiler is nvcc (`nvcc -Xptxas -v`) where there is one, else NVRTC, which runs the same assembler: --compiler chooses. Rows are kernels;
-a range runs over the kernel's instances.
+Of two compilers: NVRTC, which makes what a GPU runs, and nvcc (`nvcc -Xptxas -v`), where there is one; the page has both. Rows are kernels; a
+range runs over the kernel's instances, for nvcc over the architectures too.
 """
 
 from __future__ import annotations
@@ -54,16 +55,20 @@ def by_nvcc(source: Source, architecture: str, mangled: dict[str, str]) -> dict[
     return {instance: said[name] for instance, name in mangled.items()}
 
 
-def measured(compiler: str) -> dict[tuple[str, str], dict[str, list[Resources]]]:
-    """(file, kernel) -> architecture -> resources of its instances."""
-    out: dict[tuple[str, str], dict[str, list[Resources]]] = {}
-    for source in all_sources():
+Taken = dict[tuple[str, str], dict[str, list[Resources]]]
+
+
+def measured(chosen: list[Source], nvcc: bool) -> tuple[Taken, Taken]:
+    """(file, kernel) -> architecture -> resources of its instances, by NVRTC and (or nothing) by nvcc."""
+    out: tuple[Taken, Taken] = ({}, {})
+    for source in chosen:
         for architecture in ARCHITECTURES:
             cubin = compile_source(source, architecture)
-            taken = by_nvcc(source, architecture, cubin.mangled) if compiler == "nvcc" else cubin.resources
-            for instance, resources in taken.items():
-                kernel = instance.split("<")[0]
-                out.setdefault((source.name, kernel), {}).setdefault(architecture, []).append(resources)
+            every = [cubin.resources, by_nvcc(source, architecture, cubin.mangled) if nvcc else {}]
+            for taken, own in zip(out, every):
+                for instance, resources in own.items():
+                    kernel = source.name, instance.split("<")[0]
+                    taken.setdefault(kernel, {}).setdefault(architecture, []).append(resources)
     return out
 
 
@@ -72,20 +77,36 @@ def span(numbers: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def numbers_table(taken: dict[tuple[str, str], dict[str, list[Resources]]]) -> str:
+def row_of(by: dict[str, list[Resources]]) -> list[str]:
+    """The cells of one kernel: instances, registers on each architecture, shared, local, spills."""
+    every = [r for own in by.values() for r in own]
+    return [
+        str(len(by[ARCHITECTURES[0]])), *(span([r.registers for r in by[a]]) for a in ARCHITECTURES), span([r.shared_bytes for r in every]),
+        span([r.stack_bytes for r in every]), span([r.spill_bytes for r in every]),
+    ]  # fmt: skip
+
+
+def numbers_table(taken: Taken, by_nvcc_: Taken) -> str:
     heads = " | ".join(f"sm_{a}" for a in ARCHITECTURES)
     lines = [
-        f"| file | kernel | instances | registers: {heads} | shared | local | spills |",
-        "|" + "---|" * (6 + len(ARCHITECTURES)),
+        f"| file | kernel | instances | registers: {heads} | shared | local | spills | nvcc: registers | nvcc: spills |",
+        "|" + "---|" * (8 + len(ARCHITECTURES)),
     ]
-    for (file, kernel), by in sorted(taken.items()):
-        everything = [r for rs in by.values() for r in rs]
-        registers = " | ".join(span([r.registers for r in by[a]]) for a in ARCHITECTURES)
-        lines.append(
-            f"| {file} | `{kernel}` | {len(by[ARCHITECTURES[0]])} | {registers} | {span([r.shared_bytes for r in everything])} "
-            f"| {span([r.stack_bytes for r in everything])} | {span([r.spill_bytes for r in everything])} |"
-        )
+    for kernel, by in sorted(taken.items()):
+        other = [r for own in by_nvcc_.get(kernel, {}).values() for r in own]
+        both = [span([r.registers for r in other]), span([r.spill_bytes for r in other])] if other else ["", ""]
+        lines.append(f"| {kernel[0]} | `{kernel[1]}` | " + " | ".join([*row_of(by), *both]) + " |")
     return "\n".join(lines)
+
+
+def versions(nvcc: bool) -> str:
+    from cupy.cuda import nvrtc
+
+    said = f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))}"
+    if not nvcc:
+        return said
+    told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    return f"{said}; the last two columns by nvcc {re.findall(r'V([0-9.]+)', told)[0]} (-Xptxas -v)"
 
 
 def references(path: Path) -> list[str]:
@@ -148,24 +169,35 @@ def put(name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compiler", choices=("nvcc", "nvrtc"), default="nvcc" if shutil.which("nvcc") else "nvrtc")
-    parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="into docs/gpu.md; needs nvcc")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="these files of kernels")
     given, _ = parser.parse_known_args()  # `make bench` gives all scripts the same arguments
+    nvcc = shutil.which("nvcc") is not None
+    if given.write and not nvcc:
+        parser.error("--write: expected nvcc on the path")
     lookup = lookup_table()
-    numbers = numbers_table(measured(given.compiler))
-    if given.compiler == "nvcc":
-        version = re.findall(
-            r"V([\d.]+)", subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-        )[0]
-    else:
-        from cupy.cuda import nvrtc
-
-        version = ".".join(map(str, nvrtc.getVersion()))
-    numbers = f"By {given.compiler} {version}; bytes, static shared memory a block, local memory and spills a thread.\n\n{numbers}"
-    print(lookup, numbers, sep="\n\n")
+    chosen = [source for source in all_sources() if not given.only or source.name in given.only]
+    numbers = numbers_table(*measured(chosen, nvcc))
+    head = f"By {versions(nvcc)}. Bytes: static shared memory a block, local memory and spills a thread."
+    if given.only and given.write:
+        numbers = with_other_rows(head, numbers, given.only)
+    numbers = f"{head}\n\n{numbers}"
+    print(*([] if given.only else [lookup]), numbers, sep="\n\n")
     if given.write:
         put("lookup", lookup)
         put("numbers", numbers)
+
+
+def with_other_rows(head: str, numbers: str, only: list[str]) -> str:
+    """The table with the page's rows of the other files, which were made by the same compilers."""
+    begin, end = MARKS["numbers"]
+    page = PAGE.read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+    if head not in page:
+        raise SystemExit(f"the rows of the page were made by other compilers than these: {head}; write all of them")
+    rows = [line for line in page.splitlines() if line.startswith("|")][2:]
+    lines = numbers.splitlines()
+    kept = [line for line in rows if line.split("|")[1].strip() not in only]
+    return "\n".join([*lines[:2], *sorted([*lines[2:], *kept])])
 
 
 if __name__ == "__main__":

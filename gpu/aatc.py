@@ -11,6 +11,6 @@ __all__ = ["AATC"]
 class AATC(Transformed, reference.AATC):
     """`reference.AATC`; `AATC.of(codec)` takes one over that was fitted. Layers run in the simulator, CuPy arrays by `encode_arrays` on the GPU.
 
-    With NumPy arrays every byte is the reference's, with CuPy arrays a coefficient next to a threshold may get the neighbouring code;
-    what a stream decodes to is the reference's, bit for bit, with both.
+    A coefficient within rounding of a threshold may get the code next to the reference's; NumPy and CuPy arrays give the same bytes, and what
+    a stream decodes to is the reference's, bit for bit.
     """

@@ -98,11 +98,20 @@ def compile_source(source: Source, architecture: str) -> Cubin:
             ) from error
         mangled = {instance: nvrtc.getLoweredName(program, instance) for instance in source.instances}
         said = _resources(nvrtc.getProgramLog(program))
-        return Cubin(
-            architecture, nvrtc.getCUBIN(program), mangled, {instance: said[name] for instance, name in mangled.items()}
-        )
+        data = _whole(nvrtc.getCUBIN(program))
+        return Cubin(architecture, data, mangled, {instance: said[name] for instance, name in mangled.items()})
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _whole(data: bytes) -> bytes:
+    """The ELF file that NVRTC made: CuPy's `getCUBIN` leaves out its last byte, as if it were the end of a string.
+
+    In memory nobody sees that, as Python ends bytes with a 0, which the last byte of a program header (its alignment's highest) is too; a
+    file that a driver or a disassembler opens would be cut off.
+    """
+    start, size, count = (int.from_bytes(data[at:to], "little") for at, to in ((32, 40), (54, 56), (56, 58)))
+    return data + b"\0" if start + size * count == len(data) + 1 else data
 
 
 def stored(source: Source, architecture: str) -> tuple[str, dict[str, str]]:
@@ -113,7 +122,14 @@ def stored(source: Source, architecture: str) -> tuple[str, dict[str, str]]:
     """
     from cupy.cuda import nvrtc
 
-    what = (nvrtc.getVersion(), architecture, OPTIONS, source.instances, sorted(with_includes(source.path).values()))
+    what = (
+        "whole",
+        nvrtc.getVersion(),
+        architecture,
+        OPTIONS,
+        source.instances,
+        sorted(with_includes(source.path).values()),
+    )
     name = f"{source.path.stem}-sm{architecture}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
     path, names = kept_in() / f"{name}.cubin", kept_in() / f"{name}.json"
     if not (path.exists() and names.exists()):

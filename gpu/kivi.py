@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import ArrayCodec, little, words
+from gpu.casts import cast
 from gpu.module import Source, element, launch, namespace
 from gpu.resident import device, host
 from reference import kivi, packing
@@ -94,8 +95,7 @@ class _Side:
         if not self.rows:
             return [b"", b"", b""]
         xp = namespace(array)
-        with np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold is inf to the kernel
-            x = xp.ascontiguousarray(array.astype(self.kind, copy=False))
+        x = xp.ascontiguousarray(cast(array, self.kind))  # what float32 cannot hold is inf to the kernel
         zeros, scales = xp.empty(self.rows * self.each, self.kind), xp.empty(self.rows * self.each, np.uint16)
         packed, bad = xp.empty(-(-self.size // 4), np.uint32), xp.zeros(1, np.uint32)
         together = 32 // math.gcd(self.row * self.bits, 32)
@@ -112,9 +112,7 @@ class _Side:
         """The other tokens, token by token as they are. ValueError for what no later coding could take."""
         xp = namespace(array)
         new = array[:, self.coded :]
-        with np.errstate(over="ignore", invalid="ignore"):
-            fits = bool(xp.isfinite(new.astype(np.float32, copy=False)).all())
-        if not fits:
+        if not bool(xp.isfinite(cast(new, self.kind)).all()):
             self._refuse(array)
         return little(xp.ascontiguousarray(new.transpose(1, 0, 2)))
 
@@ -147,9 +145,6 @@ class _Side:
         if self.rows:
             arrays = *(device(a, xp) for a in (zeros, scales, words(codes))), numbers
             self._launch("decode", 1, arrays, np.float32(largest(self.dtype)))
-        out = numbers
-        if self.dtype != self.kind:  # float64
-            out = xp.empty(numbers.shape, self.dtype)
-            out[:, : self.coded] = numbers[:, : self.coded]
+        out = cast(numbers, self.dtype)
         out[:, self.coded :] = device(recent, xp).transpose(1, 0, 2)
         return out

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import ArrayCodec, little, words
+from gpu.casts import cast
 from gpu.module import ELEMENT, Source, element, launch, namespace
 from gpu.resident import device, host, kept
 from kvtheory.layer import Decoded, Layer
@@ -171,16 +172,13 @@ class _Side:
         """The sinks, token by token. ValueError, with its place, for a number that float32 cannot hold."""
         xp = namespace(array)
         first = array[:, : self.sinks]
-        with np.errstate(over="ignore", invalid="ignore"):
-            fits = bool(xp.isfinite(first.astype(np.float32, copy=False)).all())
-        if not fits:
+        if not bool(xp.isfinite(cast(first, self.kind)).all()):
             self._refuse(array)
         return little(xp.ascontiguousarray(first.transpose(1, 0, 2)))
 
     def _taken(self, array: Any) -> Any:
         """As kernels take it; inf what float32 cannot hold."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return namespace(array).ascontiguousarray(array.astype(self.kind, copy=False))
+        return namespace(array).ascontiguousarray(cast(array, self.kind))
 
     def find_ends(self, array: Any, most: int) -> tuple[Any, Any, Any]:
         """Of each vector the zero, the code of the scale, and both ends, with `most` numbers beyond them."""
@@ -250,10 +248,7 @@ class _Side:
             given = *(device(one, xp) for one in read), *arrays, points, numbers
             sizes = np.int64(read[1].size), *self._sizes, np.int32(self.bits), *more, np.float64(largest(self.dtype))
             self._launch("decode", -(-self.rows // WARPS), (*given, *sizes))
-        out = numbers
-        if self.dtype != self.kind:  # float64
-            out = xp.empty(numbers.shape, self.dtype)
-            out[:, self.sinks :] = numbers[:, self.sinks :]
+        out = cast(numbers, self.dtype)
         out[:, : self.sinks] = device(exact, xp)
         return out
 

@@ -1,6 +1,6 @@
 """KVTC on the GPU: `reference.KVTC` with the same parameters, fit, state and streams, its quantiser by kernels (gpu/kernels/kvtc.cu).
 
-DEFLATE stays on the host. Decoding is bit for bit the reference's; encoding too with NumPy arrays, see gpu.transform_coding.
+DEFLATE stays on the host. Decoding is bit for bit the reference's; for encoding see gpu.transform_coding.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from gpu.transform_coding.basis import project, synthesise
 from gpu.transform_coding.codec import between, exact_bytes
 from gpu.transform_coding.stacked import warps
 from kvtheory.layer import Decoded
-from reference import calibration as calibrations
 from reference import codec, packing, stream
 from reference.entropy_coding import deflate, inflate
-from reference.errors import CorruptStream, StateMismatch
+from reference.errors import CorruptStream
 from reference.kept import Kept
 from reference.kvtc import Side, _positions
 from reference.shape import Shape, _array
-from reference.stream import Kind, Part, Reader, varint
+from reference.stream import Kind, Part, Reader
 from reference.transform_coding.codec import LayerKind
-from reference.transform_coding.stacked import exact_tokens
 from reference.vectors import read_norms
 
 __all__ = ["KVTC"]
@@ -49,41 +47,22 @@ class KVTC(reference.KVTC):
         """This codec with the parameters and the state of the reference's `fitted`."""
         return cls(**{one.name: getattr(fitted, one.name) for one in dataclasses.fields(fitted)})
 
-    def _coded(self, layers: Any, kept: Sequence[Kept] | None) -> list[Part]:
-        kinds = {kind.index: kind for kind in self.kinds}
-        seen: list[Shape] = []
-        exact: tuple[list[bytes], list[bytes]] = ([], [])
-        totals: list[Any] = [0.0, 0.0]
-        for i, layer in enumerate(layers):
-            kind: LayerKind = calibrations.fitted(kinds, layer, self.codec_id)
-            kind.check(layer, self.codec_id)
-            shape = layer.shape if isinstance(layer, SimpleNamespace) else Shape.of(layer)
-            if any(shape.index == other.index for other in seen):
-                raise ValueError(f"layers[{i}]: expected an index of its own, got {shape.index} as before")
-            if seen and shape.tokens != seen[0].tokens:
-                raise ValueError(
-                    f"layers[{i}]: expected {seen[0].tokens} tokens as in the layers before, got {shape.tokens}"
-                )
-            seen.append(shape)
-            stacked.finite(layer.keys, layer.values)
-            own_positions = _positions(kept, i, shape.tokens)
-            first, last = exact_tokens(shape.tokens, self.sinks, self.window)
-            x = stacked.stack(
-                layer.keys, layer.values, kind.rope, layer.positions if own_positions is None else own_positions, first, last
-            )  # fmt: skip
-            for held, array in zip(exact, (layer.keys, layer.values)):
-                held.append(exact_bytes(array, first, last))
-            split = kind.kv_heads * kind.head_dim
-            for s, (own, rows) in enumerate(zip((x[:, :split], x[:, split:]), self._rows(kind))):
-                totals[s] = totals[s] + _analyse(self.sides[s], own, rows)
-        if len(seen) != len(kinds):
-            held_by = ", ".join(str(shape.index) for shape in seen)
-            raise StateMismatch(
-                f"layers: KVTC was fitted to layers of index {', '.join(map(str, kinds))}, got {held_by or 'none'}"
-            )
-        shapes = b"".join(piece for shape in seen for piece in (varint(len(shape.write())), shape.write()))
-        coded = [part for side, y in zip(self.sides, totals) for part in _encode(side, y)]
-        return [shapes, *(b"".join(held) for held in exact), *coded]
+    def _shape(self, layer: Any) -> Shape:
+        shape: Shape = layer.shape if isinstance(layer, SimpleNamespace) else Shape.of(layer)
+        return shape
+
+    def _stacked(self, layer: Any, kind: LayerKind, positions: NDArray[np.int64], first: int, last: int) -> Any:
+        stacked.finite(layer.keys, layer.values, kind.rope)
+        return stacked.stack(layer.keys, layer.values, kind.rope, positions, first, last)
+
+    def _exact_bytes(self, array: Any, first: int, last: int) -> bytes:
+        return exact_bytes(array, first, last)
+
+    def _analysed(self, side: Side, x: Any, rows: slice) -> Any:
+        return _analyse(side, x, rows)
+
+    def _side_parts(self, side: Side, y: Any) -> list[Part]:
+        return _encode(side, y)
 
     def _decoded(self, parts: list[Reader], kept: Sequence[Kept] | None) -> list[Decoded]:
         return [shape.decoded(keys, values) for shape, keys, values in self._arrays(parts, kept, np)]
@@ -140,10 +119,11 @@ class KVTC(reference.KVTC):
 
 
 def _analyse(side: Side, x: Any, rows: slice) -> Any:
-    """side.analyse, in the namespace of x."""
+    """side.analyse, but for the order of its sums."""
     xp = namespace(x)
-    mean, analysis = kept(side, "mean", xp, lambda: side.basis.mean), kept(side, "analysis", xp, lambda: side.analysis)
-    return project(x - mean[rows], analysis[:, rows])
+    # in float64 from the start: CuPy would flush a subnormal float32
+    mean = kept(side, "mean", xp, lambda: side.basis.mean.astype(np.float64))
+    return project(x - mean[rows], kept(side, "analysis", xp, lambda: side.analysis)[:, rows])
 
 
 def _components(side: Side, tokens: int, xp: Any) -> tuple[Any, Any, int]:

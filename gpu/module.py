@@ -126,6 +126,7 @@ class _Settings:
     seed: int
     races: bool
     seconds: float
+    flush: bool
 
 
 _settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar("simulator", default=None)
@@ -138,11 +139,13 @@ def _current() -> _Settings:
     build = os.environ.get("KVTHEORY_SIMT") or "fast"
     if build not in _build.BUILDS:
         raise ValueError(f"KVTHEORY_SIMT: expected one of {', '.join(_build.BUILDS)}, got {build!r}")
-    return _Settings(build, 0, True, 60.0)
+    return _Settings(build, 0, True, 60.0, False)
 
 
 @contextlib.contextmanager
-def simulator(build: str = "fast", seed: int = 0, races: bool = True, seconds: float = 60.0) -> Iterator[None]:
+def simulator(
+    build: str = "fast", seed: int = 0, races: bool = True, seconds: float = 60.0, flush: bool = False
+) -> Iterator[None]:
     """How kernels on NumPy arrays run inside the `with`; elsewhere: fast, or what $KVTHEORY_SIMT says, in order.
 
     Args:
@@ -150,13 +153,15 @@ def simulator(build: str = "fast", seed: int = 0, races: bool = True, seconds: f
         seed: order of threads and blocks; 0: ascending, else shuffled. A right kernel gives the same bytes for every seed.
         races: whether two unordered accesses of one address are a fault (in the checked build).
         seconds: of processor time, after which a launch counts as endless.
+        flush: subnormal numbers are 0, in float and double: what a GPU would do with float by -ftz=true, which the kernels are not
+            compiled with. For tests: numbers that would show it make other bytes.
 
     Raises:
         ValueError: `build` is neither.
     """
     if build not in _build.BUILDS:
         raise ValueError(f"build: expected one of {', '.join(_build.BUILDS)}, got {build!r}")
-    token = _settings.set(_Settings(build, int(seed), bool(races), float(seconds)))
+    token = _settings.set(_Settings(build, int(seed), bool(races), float(seconds), bool(flush)))
     try:
         yield
     finally:
@@ -314,6 +319,7 @@ def launch(kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_me
             seed=how.seed,
             races=how.races,
             seconds=how.seconds,
+            flush=how.flush,
         )
     else:
         raise TypeError(f"args of {kernel.name}: no array among them, so nothing says where it should run")

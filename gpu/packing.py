@@ -46,7 +46,9 @@ def pack_words(codes: Any, bits: int, phase: int = 0) -> Any:
         raise TypeError(f"codes: expected integers, got {flat.dtype}")
     own = flat
     if flat.dtype != packing._type(bits):
-        bad = (flat < 0) | (flat >= 1 << bits)
+        # numbers of the codes' own type: CuPy, as NumPy in sums, refuses 1 << 16 next to uint16
+        most = min((1 << bits) - 1, np.iinfo(flat.dtype).max)
+        bad = (flat < flat.dtype.type(0)) | (flat > flat.dtype.type(most))
         if flat.size and bool(bad.any()):
             _refuse(flat, int(bad.argmax()), bits)
         own = flat.astype(packing._type(bits))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import ArrayCodec, little, words
+from gpu.casts import cast
 from gpu.module import Source, launch, namespace
 from gpu.packing import Bits
 from gpu.resident import device, host, kept
@@ -98,7 +99,7 @@ class _Plan:
         given = (device(radii, xp), device(stream, xp), *out.sizes, *self._tree(starts, xp), device(factors, xp))
         args = (*given, np.int32(self.rotation.bits), gain, np.float32(largest(dtype)), *out.target, damaged)
         launch(_SOURCE[out.instance("decode")], out.grid, THREADS, args)
-        return out.memory.astype(dtype, copy=False), bool(host(damaged)[0])
+        return cast(out.memory, dtype), bool(host(damaged)[0])
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import ArrayCodec, little
+from gpu.casts import cast
 from gpu.module import Source, launch, namespace
 from gpu.packing import Bits, read_words
 from gpu.resident import device, kept
@@ -24,10 +24,9 @@ from gpu.vectors import (
     within,
 )
 from kvtheory.layer import Layer
-from reference import hadamard, packing
 from reference import qjl as numpy_qjl
 from reference.codec import Appender
-from reference.minmax import Groups, Stored, read_scales, read_zeros, zero_dtype
+from reference.minmax import read_scales, read_zeros, zero_dtype
 from reference.qjl import MANTISSA_BITS
 from reference.shape import Shape
 from reference.sketch import SIGMA, sketch
@@ -80,7 +79,7 @@ class _Keys:
         given = (device(norms, xp), device(signs, xp), matrix)
         args = (*given, *out.sizes, np.int32(self.count), factor, limit, *out.target)
         launch(_SOURCE[f"decode<{out.element}>"], product_grid(out.rows, self.dim), THREADS, args)
-        return out.memory.astype(dtype, copy=False)
+        return cast(out.memory, dtype)
 
 
 @functools.lru_cache(maxsize=16)
@@ -109,16 +108,7 @@ def _decode_values(
     given = (device(a, xp) for a in (zeros, scales, codes))
     args = (*given, *out.sizes, np.int32(bits), np.float32(largest(dtype)), *out.target)
     launch(_SOURCE[f"decode_values<{out.element}>"], out.grid, THREADS, args)
-    return out.memory.astype(dtype, copy=False)
-
-
-@dataclass(frozen=True)
-class _Coded:
-    """The parts of a stream behind its shape, their sizes checked."""
-
-    norms: Reader
-    signs: Reader
-    values: list[Reader]
+    return cast(out.memory, dtype)
 
 
 class QJL(ArrayCodec, numpy_qjl.QJL):
@@ -138,13 +128,13 @@ class QJL(ArrayCodec, numpy_qjl.QJL):
         return appender.parts()
 
     def _decoded(self, parts: list[Reader], xp: Any) -> tuple[Shape, Any, Any]:
-        shape, coded = self._read_coded(parts)
+        shape, _ = self._read_coded(parts)
         rows, dims = shape.rows, (shape.head_dim, shape.value_dim)
-        stored = read_norms(coded.norms, rows, MANTISSA_BITS, "key norms")
-        zeros = read_zeros(coded.values[0], rows, shape.value_dtype, "value zeros")
-        scales = read_scales(coded.values[1], rows, "value scales")
-        signs = read_words(coded.signs, rows * self.bits * dims[0], 1)
-        codes = read_words(coded.values[2], rows * dims[1], self.value_bits)
+        stored = read_norms(parts[1], rows, MANTISSA_BITS, "key norms")
+        zeros = read_zeros(parts[3], rows, shape.value_dtype, "value zeros")
+        scales = read_scales(parts[4], rows, "value scales")
+        signs = read_words(parts[2], rows * self.bits * dims[0], 1)
+        codes = read_words(parts[5], rows * dims[1], self.value_bits)
         if not rows:  # no sketch is made for nothing: a header alone could ask for a large one
             empty = (xp.empty((shape.kv_heads, 0, d), t) for d, t in zip(dims, (shape.key_dtype, shape.value_dtype)))
             return shape, *empty
@@ -152,20 +142,6 @@ class QJL(ArrayCodec, numpy_qjl.QJL):
         keys = plan.decode(shape, shape.key_dtype, stored_norms(stored, MANTISSA_BITS), signs, xp)
         native = zeros.astype(zero_dtype(shape.value_dtype))
         return shape, keys, _decode_values(shape, native, scales, codes, self.value_bits, xp)
-
-    def _read_coded(self, parts: list[Reader]) -> tuple[Shape, _Coded]:
-        """The checks of the reference's `decode_parts`, of the same messages."""
-        shape = Shape.read(parts[0])
-        for side, dim in (("keys", shape.head_dim), ("values", shape.value_dim)):
-            if dim > hadamard.LARGEST:
-                parts[0].fail(f"{side}: expected at most {hadamard.LARGEST} channels, got {dim}")
-        signs = packing.packed_size(shape.rows * self.bits * shape.head_dim, 1)
-        for reader, size, what in zip(parts[1:3], (2 * shape.rows, signs), ("norms", "signs"), strict=True):
-            if reader.remaining != size:
-                reader.fail(f"key {what}: expected {size} bytes, got {reader.remaining}")
-        groups = Groups(shape.value_dim, shape.value_dim, self.value_bits, shape.value_dtype)
-        Stored.check(groups, shape.rows, parts[3:], "value")
-        return shape, _Coded(parts[1], parts[2], parts[3:])
 
 
 class _Appender(Appender):

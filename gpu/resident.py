@@ -25,7 +25,7 @@ def device(array: Any, xp: Any) -> Any:
 
 
 def kept(owner: Any, name: str, xp: Any, make: Callable[[], NDArray[Any]]) -> Any:
-    """The array `make()` in namespace `xp`, made once for this owner, name and device, as long as the owner lives.
+    """The array `make()` in namespace `xp`, made once for this owner, name and device, as long as the owner lives; for any stream.
 
     owner: an immutable object that is compared by identity, and all that `make` depends on beside the name.
     """
@@ -33,4 +33,6 @@ def kept(owner: Any, name: str, xp: Any, make: Callable[[], NDArray[Any]]) -> An
     key = name, xp.__name__, 0 if xp is np else int(xp.cuda.runtime.getDevice())
     if key not in own:
         own[key] = device(make(), xp)
+        if xp is not np:  # another stream may be the first to read it
+            xp.cuda.get_current_stream().synchronize()
     return own[key]

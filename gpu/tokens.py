@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.module import ELEMENT, Source, element, launch, namespace
-from gpu.resident import device, kept
+from gpu.resident import device, host, kept
 from kvtheory.layer import Rope
+from reference.merging import Groups, Merged, log_masses, rows
 from reference.rotary import rotary
 
 __all__ = ["gather", "merge", "turn_first"]
@@ -41,7 +42,7 @@ def gather(array: Any, index: Sequence[Index]) -> Any:
     width = _width("index", [len(own) for own in index], heads)
     source = np.full((heads, width), -1, np.int64)
     for h, own in enumerate(index):
-        source[h, : len(own)] = _rows("index", own, h, tokens)
+        source[h, : len(own)] = rows("index", own, h, tokens)
     x = _native(array)
     out = xp.empty((heads, width, dim), x.dtype)
     if out.size:
@@ -56,40 +57,21 @@ def gather(array: Any, index: Sequence[Index]) -> Any:
     return out
 
 
-def merge(array: Any, groups: Sequence[Sequence[Index]], weights: Sequence[Sequence[NDArray[np.float64]]]) -> Any:
-    """Means of tokens: out[h, k] = sum_j w_j x_j / sum_j w_j over j in groups[h][k], with weights[h][k], in float64 and in that order.
+def merge(array: Any, groups: Sequence[Sequence[Index]], weights: Sequence[Sequence[NDArray[np.float64]]]) -> Merged:
+    """`reference.merging.merge` by a kernel: the same bits, the same errors. array: (kv_heads, tokens, d), NumPy or CuPy, any strides.
 
-    array: (kv_heads, tokens, d), NumPy or CuPy, any strides. Rounded to its element type as NumPy rounds float64; (kv_heads, most groups, d),
-    zeros behind. What attention needs beside it is ln sum_j w_j as the log-weight of each. ValueError for weights that are not finite, not
-    above 0, or not as many as tokens, and for an empty group; IndexError for a token that is not there. Sums of float64 numbers may overflow.
+    tokens and log_weights come in the namespace of `array`; the logarithms are the host's.
     """
     xp = namespace(array)
     heads, tokens, dim = array.shape
-    width = _width("groups", [len(own) for own in groups], heads)
-    _width("weights", [len(own) for own in weights], heads)
-    counts = np.zeros((heads, width), np.int64)
-    members: list[Index] = []
-    flat: list[NDArray[np.float64]] = []
-    for h, (own, own_weights) in enumerate(zip(groups, weights)):
-        if len(own) != len(own_weights):
-            raise ValueError(f"weights: expected those of {len(own)} groups of head {h}, got {len(own_weights)}")
-        for k, (group, weight) in enumerate(zip(own, own_weights)):
-            w = np.asarray(weight, np.float64)
-            if w.shape != (len(group),) or not len(group) or not (np.isfinite(w).all() and (w > 0).all()):
-                raise ValueError(
-                    f"weights: expected {len(group)} finite numbers above 0 for group {k} of head {h}, at least one, got {weight}"
-                )
-            counts[h, k] = len(group)
-            members.append(_rows("groups", np.asarray(group), h, tokens))
-            flat.append(w)
+    own = Groups.of(heads, tokens, groups, weights)
     x = _native(array)
-    out = xp.empty((heads, width, dim), x.dtype)
+    out, masses = xp.empty((heads, own.width, dim), x.dtype), xp.zeros((heads, own.width), np.float64)
     if out.size:
-        starts = np.concatenate([[0], np.cumsum(counts.reshape(-1))]).astype(np.int64)
-        tables = (device(a, xp) for a in (starts, np.concatenate(members), np.concatenate(flat)))
-        arguments = x, *tables, out, np.int64(heads * width), np.int32(dim)
+        tables = (device(a, xp) for a in (own.starts, own.members, own.weights))
+        arguments = x, *tables, out, masses, np.int64(heads * own.width), np.int32(dim)
         launch(_SOURCE[f"merge<{_element(x)}>"], (-(-out.size // THREADS),), (THREADS,), arguments)
-    return out
+    return Merged(out, device(log_masses(host(masses)), xp))
 
 
 def turn_first(keys: Any, by: Index, rope: Rope, limit: float) -> None:
@@ -122,12 +104,3 @@ def _width(name: str, counts: list[int], heads: int) -> int:
     if len(counts) != heads:
         raise ValueError(f"{name}: expected one for each of {heads} heads, got {len(counts)}")
     return max(counts, default=0)
-
-
-def _rows(name: str, index: Index, head: int, tokens: int) -> Index:
-    """Numbers of these tokens among those of all heads."""
-    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < tokens):
-        raise IndexError(
-            f"{name}: expected tokens from 0 to {tokens - 1} for head {head}, got {int(index.min())} to {int(index.max())}"
-        )
-    return np.asarray(head * tokens + index, np.int64)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.arrays import ArrayCodec, little
+from gpu.casts import cast
 from gpu.module import Source, launch, namespace
 from gpu.packing import Bits, pack_words, read_words
 from gpu.resident import device, kept
@@ -124,7 +125,7 @@ class _Plan:
             )
             args = (stored, codes, back, *own, *gains, limit, *out.target)
             launch(_PROD[out.instance("decode")], out.grid, THREADS, args)
-        return out.memory.astype(dtype, copy=False)
+        return cast(out.memory, dtype)
 
 
 def _table(points_: NDArray[np.int64]) -> NDArray[np.int32]:

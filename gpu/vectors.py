@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.casts import cast
 from gpu.module import ELEMENT, element, namespace
 from gpu.resident import host
 from reference import hadamard, vectors
@@ -76,10 +77,8 @@ class Vectors:
         templated over E.
         """
         xp = namespace(array)
-        if array.dtype == np.float64 or (by_registers and _wide(array.shape[2])):
-            with np.errstate(over="ignore"):
-                array = array.astype(np.float32)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        wide = array.dtype == np.float64 or (by_registers and _wide(array.shape[2]))
+        array = cast(array, np.float32 if wide else array.dtype.newbyteorder("="))
         heads, tokens, dim = array.shape
         token_major = array.transpose(1, 0, 2)
         if token_major.flags.c_contiguous and not array.flags.c_contiguous:

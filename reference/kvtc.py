@@ -195,7 +195,7 @@ class KVTC(Codec):
         for i, layer in enumerate(layers):
             kind: LayerKind = calibrations.fitted(kinds, layer, self.codec_id)
             kind.check(layer, self.codec_id)
-            shape = Shape.of(layer)
+            shape = self._shape(layer)
             if any(shape.index == other.index for other in seen):
                 raise ValueError(f"layers[{i}]: expected an index of its own, got {shape.index} as before")
             if seen and shape.tokens != seen[0].tokens:
@@ -204,23 +204,39 @@ class KVTC(Codec):
                 )
             seen.append(shape)
             own_positions = _positions(kept, i, shape.tokens)
-            x = stacked.stack(
-                layer.keys, layer.values, kind.rope, layer.positions if own_positions is None else own_positions
-            )
             first, last = stacked.exact_tokens(shape.tokens, self.sinks, self.window)
+            x = self._stacked(layer, kind, layer.positions if own_positions is None else own_positions, first, last)
             for held, array in zip(exact, (layer.keys, layer.values)):
-                held.append(_token_major(np.concatenate([array[:, :first], array[:, last:]], axis=1)))
+                held.append(self._exact_bytes(array, first, last))
             split = kind.kv_heads * kind.head_dim
-            for s, (own, rows) in enumerate(zip((x[first:last, :split], x[first:last, split:]), self._rows(kind))):
-                totals[s] = totals[s] + self.sides[s].analyse(own, rows)
+            for s, (own, rows) in enumerate(zip((x[:, :split], x[:, split:]), self._rows(kind))):
+                totals[s] = totals[s] + self._analysed(self.sides[s], own, rows)
         if len(seen) != len(kinds):
             held_by = ", ".join(str(shape.index) for shape in seen)
             raise StateMismatch(
                 f"layers: KVTC was fitted to layers of index {', '.join(map(str, kinds))}, got {held_by or 'none'}"
             )
         shapes = b"".join(piece for shape in seen for piece in (varint(len(shape.write())), shape.write()))
-        coded = [part for side, y in zip(self.sides, totals) for part in side.encode(y)]
+        coded = [part for side, y in zip(self.sides, totals) for part in self._side_parts(side, y)]
         return [shapes, *(b"".join(held) for held in exact), *coded]
+
+    # What `_coded` does with numbers, apart from what it asks of layers: kernels do the same elsewhere (gpu/kvtc.py).
+
+    def _shape(self, layer: Any) -> Shape:
+        return Shape.of(layer)
+
+    def _stacked(self, layer: Any, kind: LayerKind, positions: NDArray[np.int64], first: int, last: int) -> Any:
+        """Stacked vectors of tokens first ... last - 1, all tokens having been looked at."""
+        return stacked.stack(layer.keys, layer.values, kind.rope, positions)[first:last]
+
+    def _exact_bytes(self, array: Any, first: int, last: int) -> bytes:
+        return _token_major(np.concatenate([array[:, :first], array[:, last:]], axis=1))
+
+    def _analysed(self, side: Side, x: Any, rows: slice) -> Any:
+        return side.analyse(x, rows)
+
+    def _side_parts(self, side: Side, y: Any) -> list[Part]:
+        return side.encode(y)
 
     def _rows(self, kind: LayerKind) -> tuple[slice, slice]:
         """Where a layer's keys stand in the keys of all layers, and its values."""
@@ -462,7 +478,7 @@ def _sampled(layers: list[Layer], sinks: int) -> Float64:
     taken = np.array(places)[np.unique(np.linspace(0, len(places) - 1, min(len(places), TOKENS)).round().astype(int))]
     out = []
     for i, layer in enumerate(layers):
-        stacked.finite(layer.keys, layer.values)
+        stacked.finite(layer.keys, layer.values, layer.rope)
         at = taken[taken[:, 0] == i, 1]
         out.append(stacked.stack(layer.keys[:, at], layer.values[:, at], layer.rope, layer.positions[at]))
     return np.concatenate(out)

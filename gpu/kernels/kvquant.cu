@@ -14,6 +14,8 @@
 //     gap_sizes, gap_bytes        places as gaps of one byte each (reference/places.py), by another prefix sum
 //     decode_keys, decode_values  a warp takes a row; an outlier is looked up among the places of its row
 //
+// Four blocks on a processor are enough for the keys' kernels: for more, ptxas of sm_120 spills.
+//
 // x, y: (heads, tokens, dim), of which tokens from `first` on are coded. bad: becomes 1 where a number is NaN or inf.
 #include "bits.cuh"
 #include "codes.cuh"
@@ -154,7 +156,7 @@ struct ValueRow {
 };
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) encode_keys(const T* __restrict__ x, const double2* __restrict__ turned,
+__global__ void __launch_bounds__(THREADS, 4) encode_keys(const T* __restrict__ x, const double2* __restrict__ turned,
                                                        const float* __restrict__ lows, const float* __restrict__ highs,
                                                        const float* __restrict__ thresholds, unsigned* __restrict__ words,
                                                        unsigned* __restrict__ masks, unsigned* __restrict__ counts,
@@ -295,7 +297,7 @@ __device__ inline void place_rows(const Share& share, const unsigned* masks, con
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) place_keys(const T* __restrict__ x, const double2* __restrict__ turned,
+__global__ void __launch_bounds__(THREADS, 4) place_keys(const T* __restrict__ x, const double2* __restrict__ turned,
                                                       const unsigned* __restrict__ masks, const long long* __restrict__ starts,
                                                       long long* __restrict__ places, T* __restrict__ outliers, long long rows,
                                                       long long tokens, long long first, int heads, int dim, int together,

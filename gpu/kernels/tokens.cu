@@ -1,11 +1,12 @@
-// Tokens that a reducer leaves (reference/reducer.py): gathered, merged by weight, and turned to other positions. Which, the host decides.
+// Tokens that a reducer leaves: gathered (reference/reducer.py), merged by weight (reference/merging.py), and turned to other positions
+// (reference/rotary.py). Which, the host decides.
 //
 //     gather   rows of `units` units of 16, 8, 4 or 2 bytes, whatever numbers they hold: out[r] = x[source[r]], zeros where source[r] < 0.
 //              A thread moves a unit; neighbours move neighbours
-//     merge    out[r] = sum_j w_j x[member_j] / sum_j w_j, j from starts[r] to starts[r + 1] - 1 in that order, in double, every operation
-//              rounded: the same bits as the loop in NumPy. A thread sums a channel, neighbours neighbouring ones; nothing: zeros
-//     turn     keys of the first `first` tokens of each head, by `by` positions each, as reference/rotary.py turns them; limited to the
-//              largest number of their type. A thread turns a pair of channels in place
+//     merge    out[r] = sum_j w_j x[member_j] / m, m = masses[r] = sum_j w_j, j from starts[r] to starts[r + 1] - 1 in that order, in double,
+//              every operation rounded. A thread sums a channel, neighbours neighbouring ones; nothing: zeros
+//     turn     keys of the first `first` tokens of each head, by `by` positions each; limited to the largest number of their type. A
+//              thread turns a pair of channels in place
 #include "rotary.cuh"
 
 constexpr int THREADS = 256;
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(THREADS) gather(const U* __restrict__ x, const
 template <class T>
 __global__ void __launch_bounds__(THREADS) merge(const T* __restrict__ x, const long long* __restrict__ starts,
                                                  const long long* __restrict__ members, const double* __restrict__ weights,
-                                                 T* __restrict__ out, long long rows, int dim) {
+                                                 T* __restrict__ out, double* __restrict__ masses, long long rows, int dim) {
     const long long at = blockIdx.x * (long long)THREADS + threadIdx.x, row = at / dim;
     if (row >= rows) return;
     const int channel = int(at % dim);
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(THREADS) merge(const T* __restrict__ x, const 
         sum = sum + term, total = total + weights[j];
     }
     out[at] = from_double<T>(total > 0 ? sum / total : 0.0);
+    if (channel == 0) masses[row] = total;
 }
 
 // keys: (heads, tokens, dim). by: (first,).

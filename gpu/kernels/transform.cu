@@ -1,14 +1,16 @@
 // What all transform coders share (reference/transform_coding/stacked.py, basis.py, reference/rotary.py): a token of a layer as one
-// vector, and the synthesis of a basis. The same numbers to the last bit as the reference, on any machine: integers are summed as
-// integers, and everything else is a binary64 operation that rounds once, in the reference's order.
+// vector, and a basis there and back. The same numbers to the last bit as the reference, on any machine: integers are summed as integers,
+// and everything else is a binary64 operation that rounds once, in the reference's order. But for `project`: the reference leaves its order
+// of summation to BLAS, so here it is one that every machine has, and a coefficient is the reference's to rounding.
 //
-//   first_bad   the first NaN or inf of an array
+//   any_bad     whether an array holds NaN, inf, or a number larger than allowed
 //   stack       keys or values (heads, tokens, dim) -> columns of stacked vectors (count, width), RoPE undone
+//   project     z (count, depth) and a (columns, depth) -> y_c = (...((z_0 a_c0 + z_1 a_c1) + z_2 a_c2) + ...), every * and + rounded
 //   product     integers y (count, columns) -> x_i = g 2^{e_i} sum_c m_ic y_c + mean_i, at places of stacked vectors (count, width)
 //   unstack     columns of stacked vectors -> keys or values, RoPE applied, rounded to their element type
 //
-// Grid: stack and unstack a warp for each token, lanes along channels (a lane's angle serves all heads); product a block of 16 x 16
-// threads for 64 tokens and 64 rows, 4 x 4 sums to a thread, tiles of 32 columns in shared memory.
+// Grid: stack and unstack a warp for each token, lanes along channels (a lane's angle serves all heads); project and product a block of
+// 16 x 16 threads for 64 tokens and 64 coefficients or rows, 4 x 4 sums to a thread, tiles of 32 terms in shared memory.
 #include "common.cuh"
 #include "norms.cuh"
 
@@ -26,15 +28,15 @@ template <> __device__ inline double rounded(double x, double largest) {
     return y == 0 ? 0.0 : y;
 }
 
-// where[0] >= count where all are finite: give it as count.
+// bad[0] becomes 1 where a number is NaN or inf, or larger than `most` in magnitude.
 template <class T>
 __global__ void __launch_bounds__(256)
-first_bad(const T* __restrict__ x, unsigned long long* __restrict__ where, unsigned long long count) {
+any_bad(const T* __restrict__ x, unsigned* __restrict__ bad, double most, unsigned long long count) {
     const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
     for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
         const double v = widened(x[i]);
-        if (!(v - v == 0)) {
-            atomicMin(where, i);
+        if (!(v - v == 0) || fabs(v) > most) {
+            atomicOr(bad, 1u);
             return;
         }
     }
@@ -113,6 +115,43 @@ unstack(const double* __restrict__ x, T* __restrict__ out, const unsigned long l
             out[(h * tokens + first + t) * dim + c] = rounded<T>(from[(size_t)h * dim + c], largest);
 }
 
+// ---- analysis -----------------------------------------------------------------------------------------------------------
+constexpr int TILE = 64, DEPTH = 32, SIDE = 16, MINE = TILE / SIDE;
+
+__global__ void __launch_bounds__(SIDE * SIDE)
+project(const double* __restrict__ z, const double* __restrict__ a, double* __restrict__ y, unsigned long long count, unsigned columns,
+        unsigned depth) {
+    __shared__ double tokens[DEPTH][TILE + 1];
+    __shared__ double entries[DEPTH][TILE + 1];
+    const unsigned thread = threadIdx.x, tx = thread % SIDE, ty = thread / SIDE, k = thread % DEPTH;
+    const unsigned long long t0 = (unsigned long long)blockIdx.x * TILE;
+    const unsigned c0 = blockIdx.y * TILE;
+    double sums[MINE][MINE] = {};
+    for (unsigned k0 = 0; k0 < depth; k0 += DEPTH) {
+        const unsigned terms = min(depth - k0, (unsigned)DEPTH);
+        if (k < terms)
+            for (unsigned i = thread / DEPTH; i < TILE; i += SIDE * SIDE / DEPTH) {
+                tokens[k][i] = t0 + i < count ? z[(t0 + i) * depth + k0 + k] : 0.0;
+                entries[k][i] = c0 + i < columns ? a[(size_t)(c0 + i) * depth + k0 + k] : 0.0;
+            }
+        __syncthreads();
+        for (unsigned d = 0; d < terms; ++d)
+            for (int i = 0; i < MINE; ++i) {
+                const double own = tokens[d][ty + SIDE * i];
+                for (int j = 0; j < MINE; ++j) sums[i][j] = sums[i][j] + own * entries[d][tx + SIDE * j];
+            }
+        __syncthreads();
+    }
+    for (int i = 0; i < MINE; ++i) {
+        const unsigned long long t = t0 + ty + SIDE * i;
+        if (t >= count) break;
+        for (int j = 0; j < MINE; ++j) {
+            const unsigned c = c0 + tx + SIDE * j;
+            if (c < columns) y[t * columns + c] = sums[i][j];
+        }
+    }
+}
+
 // ---- synthesis -----------------------------------------------------------------------------------------------------------
 // An exact sum of products m y, |m| < 2^15, of at most 2^16 of them: in 64 bits where |y| < 2^31, else (|y| < 2^47) in two halves.
 template <class Y> struct Sum;
@@ -126,8 +165,6 @@ template <> struct Sum<long long> {
     __device__ void add(int m, long long y) { high += m * (y >> 16), low += m * (y & 0xffff); }
     __device__ double value() const { return (double)high * 65536.0 + (double)low; }       // both exact: so does their sum
 };
-
-constexpr int TILE = 64, DEPTH = 32, SIDE = 16, MINE = TILE / SIDE;
 
 template <class Y>
 __global__ void __launch_bounds__(SIDE * SIDE)

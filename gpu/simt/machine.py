@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+import platform
 import re
 import subprocess
 import threading
@@ -77,7 +78,7 @@ class _Launch(c.Structure):
         ("buffers", c.POINTER(_Buffer)), ("n_buffers", c.c_uint32), ("buffer_of", c.POINTER(c.c_int32)),
         ("values", c.POINTER(c.c_void_p)), ("value_bytes", c.POINTER(c.c_size_t)), ("n_values", c.c_uint32),
         ("variables", c.POINTER(_Variable)), ("n_variables", c.c_uint32),
-        ("stacks", c.c_void_p), ("seed", c.c_uint64), ("seconds", c.c_double), ("races", c.c_uint32),
+        ("stacks", c.c_void_p), ("seed", c.c_uint64), ("seconds", c.c_double), ("races", c.c_uint32), ("flush", c.c_uint32),
         ("fault", c.c_char_p), ("text", c.c_char_p), ("room", c.c_uint32),
         ("code", c.c_void_p * 2), ("file", c.c_char_p), ("line", c.c_int32),
         ("thread", c.c_uint32 * 3), ("at_block", c.c_uint32 * 3),
@@ -215,13 +216,14 @@ def _fits(dtype: np.dtype[Any], p: _Parameter) -> bool:
 
 def launch(
     library: Library, instance: str, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], shared_mem: int,
-    *, seed: int, races: bool, seconds: float,
+    *, seed: int, races: bool, seconds: float, flush: bool = False,
 ) -> None:  # fmt: skip
     """Runs one kernel on C-contiguous NumPy arrays and NumPy scalars, which `gpu.module.launch` has looked at.
 
     Raises:
         TypeError: the number of arguments or the type of one is not the kernel's.
         ValueError: arguments that overlap in memory without being the same.
+        NotImplementedError: `flush` on a processor that cannot.
         KernelFault: the kernel did what CUDA forbids. Arrays then keep what they held.
     """
     entry = library.entries[instance]
@@ -266,11 +268,15 @@ def launch(
         values=(c.c_void_p * max(1, len(values)))(*(v.ctypes.data for v in values)),
         value_bytes=(c.c_size_t * max(1, len(values)))(*(v.nbytes for v in values)), n_values=len(values),
         variables=entry.variables, n_variables=len(entry.variables), stacks=library.stacks,
-        seed=seed & (2**64 - 1), seconds=seconds, races=races,
+        seed=seed & (2**64 - 1), seconds=seconds, races=races, flush=flush,
         fault=c.cast(fault, c.c_char_p), text=c.cast(text, c.c_char_p), room=_ROOM,
     )  # fmt: skip
     with _ONE_AT_A_TIME:
         failed = entry.call(c.byref(how))
+    if failed == 3:
+        raise NotImplementedError(
+            f"flush: expected a processor that flushes subnormals (x86-64, aarch64), got {platform.machine()}"
+        )
     if failed == 2:
         raise MemoryError(f"{instance}: no memory for copies of the arguments")
     if failed:

@@ -68,7 +68,7 @@ struct Launch {                         // what Python hands over; the same layo
     char* stacks;
     uint64_t seed;                      // 0: threads and blocks run in order; else both are shuffled
     double seconds;                     // of processor time, after which a kernel counts as endless
-    uint32_t races;
+    uint32_t races, flush;
     char *fault, *text; uint32_t room;  // out: the kind of fault, and the sentence
     const void* code[2];                // out: addresses of the access at fault and of the one before it
     const char* file; int32_t line;     // out: where, if known without an address

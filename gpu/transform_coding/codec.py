@@ -71,7 +71,7 @@ class Transformed(TransformCodec):
     def _coded(
         self, shape: Shape, keys: Any, values: Any, fitted: LayerCoder, positions: NDArray[np.int64]
     ) -> list[Part]:
-        stacked.finite(keys, values)
+        stacked.finite(keys, values, fitted.rope)
         first, last = exact_tokens(shape.tokens, self.sinks, self.window)
         x = stacked.stack(keys, values, fitted.rope, positions, first, last)
         exact = [exact_bytes(array, first, last) for array in (keys, values)]

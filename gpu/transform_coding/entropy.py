@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpu import rans
 from gpu.module import Source, launch, namespace
 from gpu.resident import device, host, kept
-from gpu.transform_coding.basis import analyse, padded, synthesise
+from gpu.transform_coding.basis import analyse, padded, products, synthesise
 from gpu.transform_coding.stacked import warps
 from reference import packing
 from reference import rans as reference_rans
@@ -80,12 +80,12 @@ def _before(counts: Any, xp: Any) -> tuple[Any, int]:
 
 
 def _classes(unit: Unit, y: Any, xp: Any) -> Any:
-    """Class of each token, (n,): `unit.classes`, in the namespace of y."""
+    """Class of each token, (n,): `unit.classes`, its sums from the first column to the last."""
     weights, thresholds = (kept(unit, name, xp, partial(getattr, unit, name)) for name in ("weights", "thresholds"))
     if not thresholds.size:
         return xp.zeros(len(y), np.int64)
-    with np.errstate(over="ignore"):
-        return xp.searchsorted(thresholds, (y**2 @ weights) / max(1, len(weights)), side="right")
+    sums = products(y * y, weights[None])[:, 0]
+    return xp.searchsorted(thresholds, sums / max(1, len(weights)), side="right")
 
 
 def encode(coder: EntropyCoder, x: Any) -> list[Part]:

@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 from gpu.module import Source, element, launch, namespace
 from gpu.resident import device, host, kept
-from kvtheory import checks
 from kvtheory.layer import Rope
 from reference.rotary import rotary
+from reference.transform_coding import stacked
 
 __all__ = ["SOURCE", "finite", "stack", "unstack", "warps"]
 
 ELEMENTS = ("float", "__half", "__nv_bfloat16", "double")
 SOURCE = Source(
     "transform.cu",
-    [f"{kernel}<{kind}>" for kernel in ("first_bad", "stack", "unstack") for kind in ELEMENTS]
-    + ["product<int>", "product<long long>"],
+    [f"{kernel}<{kind}>" for kernel in ("any_bad", "stack", "unstack") for kind in ELEMENTS]
+    + ["project", "product<int>", "product<long long>"],
 )
 #: threads of a block whose warps each have a token, or a job, of their own
 WARPS = 4
-#: numbers that a thread of first_bad looks at, about, and blocks at most
+#: numbers that a thread of any_bad looks at, about, and blocks at most
 LOOKS, MOST_BLOCKS = 16, 2048
 
 
@@ -43,17 +43,19 @@ def native(array: Any) -> Any:
     return xp.ascontiguousarray(array, array.dtype.newbyteorder("=") if xp is np else None)
 
 
-def finite(keys: Any, values: Any) -> None:
-    """ValueError for NaN and inf, with their places, as the reference's."""
+def finite(keys: Any, values: Any, rope: Rope | None = None) -> None:
+    """ValueError for NaN and inf, with their places, and for keys of which the rope cannot be undone: the reference's."""
     xp = namespace(keys, values)
-    for name, array in (("keys", native(keys)), ("values", native(values))):
+    for array, most in ((native(keys), stacked.most_key(rope)), (native(values), np.inf)):
         if not array.size:
             continue
-        where = xp.full(1, array.size, np.uint64)
+        bad = xp.zeros(1, np.uint32)
         blocks = min(MOST_BLOCKS, -(-array.size // (256 * LOOKS)))
-        launch(SOURCE[f"first_bad<{_kind(array.dtype)}>"], (blocks,), (256,), (array, where, np.uint64(array.size)))
-        if int(host(where)[0]) < array.size:
-            checks.finite(name, host(array), ("head", "token", "channel"))
+        arguments = array, bad, np.float64(most), np.uint64(array.size)
+        launch(SOURCE[f"any_bad<{_kind(array.dtype)}>"], (blocks,), (256,), arguments)
+        if int(host(bad)[0]):
+            stacked.finite(host(keys), host(values), rope)
+            raise AssertionError("keys, values: a kernel met a number that is refused, the reference does not")
 
 
 def _turned(rope: Rope | None, positions: NDArray[np.int64], first: int, count: int, xp: Any) -> tuple[Any, ...]:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtheory import checks
 from kvtheory.layer import Decoded, Layer, Rope
 from reference import calibration as calibrations
 from reference import layer_states
@@ -301,10 +300,11 @@ class _TransformAppender(Appender):
     def __init__(self, codec: TransformCodec, layer: Layer) -> None:
         super().__init__(codec, Shape.of(layer))
         self._fitted = codec._fitted(layer)
-        _refused(layer.keys, layer.values)
+        stacked.finite(layer.keys, layer.values, self._fitted.rope)
         self._keys, self._values = [layer.keys], [layer.values]
 
     def take(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        stacked.finite(keys, values, self._fitted.rope)
         self._keys.append(keys.copy())
         self._values.append(values.copy())
 
@@ -312,8 +312,3 @@ class _TransformAppender(Appender):
         self._keys, self._values = [np.concatenate(self._keys, axis=1)], [np.concatenate(self._values, axis=1)]
         positions = _array(self.shape.positions)
         return self.codec._coded(self.shape, self._keys[0], self._values[0], self._fitted, positions)
-
-
-def _refused(keys: NDArray[Any], values: NDArray[Any]) -> None:
-    for name, array in (("keys", keys), ("values", values)):
-        checks.finite(name, array, ("head", "token", "channel"))

@@ -14,7 +14,7 @@ from kvtheory import checks
 from kvtheory.layer import Layer, Rope
 from reference.rotary import rotary
 
-__all__ = ["calibration", "columns", "exact_tokens", "finite", "head_groups", "stack", "unstack"]
+__all__ = ["calibration", "columns", "exact_tokens", "finite", "head_groups", "most_key", "stack", "unstack"]
 
 Float64 = NDArray[np.float64]
 
@@ -37,15 +37,28 @@ def head_groups(kv_heads: int, size: int) -> list[range]:
     return [range(start, min(start + size, kv_heads)) for start in range(0, kv_heads, size)]
 
 
-def finite(keys: NDArray[Any], values: NDArray[Any]) -> None:
-    """ValueError for NaN and inf, with their places."""
+def most_key(rope: Rope | None) -> float:
+    """Of a float64 key, in magnitude, so that undoing RoPE (sqrt(2) over the rope's scaling at most) and sums of some thousand of them are finite."""
+    return np.inf if rope is None else 2.0**1010 * min(1.0, rope.attention_scaling)
+
+
+def finite(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None = None) -> None:
+    """ValueError for NaN and inf, with their places; and, where there is a rope, for float64 keys beyond `most_key`."""
     for name, array in (("keys", keys), ("values", values)):
         checks.finite(name, array, ("head", "token", "channel"))
+    most = most_key(rope)
+    if keys.dtype != np.float64 or not (large := np.abs(keys) > most).any():
+        return
+    head, token, channel = (int(i) for i in np.unravel_index(int(large.argmax()), keys.shape))
+    raise ValueError(
+        f"keys: expected at most 2^{np.log2(most):g} in magnitude, beyond which undoing RoPE may overflow, got {float(keys[head, token, channel]):g} "
+        f"at (head {head}, token {token}, channel {channel})"
+    )
 
 
 def stack(keys: NDArray[Any], values: NDArray[Any], rope: Rope | None, positions: NDArray[np.int64]) -> Float64:
-    """keys (heads, n, d), values (heads, n, dv) -> (n, heads (d + dv)), RoPE undone; positions (n,) or (heads, n). NaN, inf: ValueError."""
-    finite(keys, values)
+    """keys (heads, n, d), values (heads, n, dv) -> (n, heads (d + dv)), RoPE undone; positions (n,) or (heads, n). ValueError as `finite`."""
+    finite(keys, values, rope)
     k = keys.astype(np.float64) if rope is None else rotary(rope).undo(keys, np.broadcast_to(positions, keys.shape[:2]))
     v = values.astype(np.float64)
     return np.concatenate([a.transpose(1, 0, 2).reshape(a.shape[1], a.shape[0] * a.shape[2]) for a in (k, v)], axis=1)
@@ -55,7 +68,7 @@ def calibration(layers: list[Layer], sinks: int) -> Float64:
     """Stacked vectors of the tokens behind the sinks of all these layers of one index, (n, entries). ValueError if there is none."""
     for one in layers:
         # here, as what is behind the sinks counts its tokens from there
-        finite(one.keys, one.values)
+        finite(one.keys, one.values, one.rope)
     x = np.concatenate(
         [stack(one.keys[:, sinks:], one.values[:, sinks:], one.rope, one.positions[sinks:]) for one in layers]
     )

@@ -1,7 +1,8 @@
 """A CuPy of NumPy arrays, as strict as CuPy: so that code for GPU arrays runs where there is no GPU, and its slips are seen.
 
 What it holds to: no implicit conversion to NumPy (`np.asarray(x)` raises), no arithmetic with NumPy arrays, 0-d arrays where NumPy gives scalars,
-CuPy's signatures where the real CuPy is installed, and `RawModule`, whose kernels run in the simulator. What it is not: CuPy's memory, streams,
+CuPy's signatures where the real CuPy is installed, subnormal numbers of float32 flushed by arithmetic and casts (CuPy compiles its own kernels
+with -ftz=true), no Python integer beyond an array's type, and `RawModule`, whose kernels run in the simulator. What it is not: CuPy's memory, streams,
 index clipping, or its results in the last bit of a sum.
 """
 
@@ -15,6 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gpu.module import sources
@@ -54,6 +56,20 @@ def _in(x: Any, where: str, numpy_too: bool = False) -> Any:
     return x
 
 
+def _flushed(data: Any) -> Any:
+    """As CuPy's arithmetic reads and writes float32: a number below the least normal one is 0."""
+    if not isinstance(data, np.ndarray) or data.dtype != np.float32:
+        return data
+    return np.where(np.abs(data) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), data), data)
+
+
+def _empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+    """As on a GPU: whatever was there."""
+    from tests.kernels.conftest import fill
+
+    return _out(fill(np.zeros(shape, dtype, order)))
+
+
 class _Flags:
     def __init__(self, data: np.ndarray) -> None:
         self.c_contiguous, self.f_contiguous = data.flags.c_contiguous, data.flags.f_contiguous
@@ -63,7 +79,7 @@ class ndarray:
     """An array "on the GPU"."""
 
     def __init__(self, data: np.ndarray) -> None:
-        if data.dtype.kind not in "biufc":
+        if data.dtype.kind not in "biufc" and data.dtype != ml_dtypes.bfloat16:  # CuPy 14 knows bfloat16
             raise _refuse(f"Unsupported dtype {data.dtype}")
         self._data = data
 
@@ -112,7 +128,10 @@ class ndarray:
         return _out(self._data[_in(key, "index", numpy_too=True)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._data[_in(key, "index", numpy_too=True)] = _in(value, "assignment")
+        given = _in(value, "assignment")
+        if isinstance(given, np.ndarray) and given.dtype != self._data.dtype:
+            given = _flushed(_flushed(given).astype(self._data.dtype))
+        self._data[_in(key, "index", numpy_too=True)] = given
 
     def __iter__(self) -> Any:
         return (_out(x) for x in self._data)
@@ -143,18 +162,27 @@ def _method(self: ndarray, name: str, *args: Any, **how: Any) -> Any:
         unknown = [k for k in how if head and "(" in head[0] and k not in head[0]]
         if unknown:
             raise _refuse(f"ndarray.{name} knows no {unknown}: {head[0]}")
-    return _out(getattr(self._data, name)(*_in(args, name), **{k: _in(v, name) for k, v in how.items()}))
+    data = self._data
+    if name == "astype" and np.dtype(args[0] if args else how["dtype"]) != data.dtype:
+        return _out(_flushed(np.asarray(_flushed(data).astype(*args, **how))))
+    return _out(getattr(data, name)(*_in(args, name), **{k: _in(v, name) for k, v in how.items()}))
 
 
 def _operator(name: str) -> Callable[..., Any]:
     def operate(self: ndarray, *others: Any) -> Any:
         for other in others:
+            if type(other) is int and self._data.dtype.kind in "iu":
+                own = np.iinfo(self._data.dtype)
+                if not own.min <= other <= own.max:  # NumPy lets comparisons pass
+                    raise OverflowError(f"CuPy: Python integer {other} out of bounds for {self._data.dtype}")
             if not isinstance(other, (ndarray, *_SCALARS)):
                 if isinstance(other, np.ndarray) and other.ndim == 0:
                     continue
                 raise _refuse(f"{name}: Unsupported type {type(other)}")
-        result = getattr(self._data, name)(*(o._data if isinstance(o, ndarray) else o for o in others))
-        return result if result is NotImplemented else _out(result)
+        result = getattr(_flushed(self._data), name)(
+            *(_flushed(o._data) if isinstance(o, ndarray) else o for o in others)
+        )
+        return result if result is NotImplemented else _out(_flushed(result))
 
     return operate
 
@@ -197,7 +225,10 @@ def _function(name: str, inside: str = "") -> Callable[..., Any]:
             else:
                 inspect.signature(genuine).bind(*args, **how)
         too = name in _TRANSFERS
-        return _out(found(*_in(args, name, too), **{k: _in(v, name, too) for k, v in how.items()}))
+        computes = isinstance(found, np.ufunc)
+        given = [_flushed(a) if computes else a for a in _in(args, name, too)]
+        result = found(*given, **{k: _in(v, name, too) for k, v in how.items()})
+        return _out(_flushed(result) if computes else result)
 
     return call
 
@@ -220,7 +251,16 @@ class _Function:
         how = _current()
         data = [a._data if isinstance(a, ndarray) else a for a in args]
         machine.launch(
-            self.library, self.name, grid, block, data, shared_mem, seed=how.seed, races=how.races, seconds=how.seconds
+            self.library,
+            self.name,
+            grid,
+            block,
+            data,
+            shared_mem,
+            seed=how.seed,
+            races=how.races,
+            seconds=how.seconds,
+            flush=how.flush,
         )
 
 
@@ -251,6 +291,8 @@ def install(patch: Any) -> types.ModuleType:
     )
     cuda = types.ModuleType("cupy.cuda")
     cuda.runtime, cuda.Device = runtime, lambda: types.SimpleNamespace(id=0, compute_capability="90")  # type: ignore[attr-defined]
+    cuda.synchronised = []  # type: ignore[attr-defined]
+    cuda.get_current_stream = lambda: types.SimpleNamespace(synchronize=lambda: cuda.synchronised.append(1))  # type: ignore[attr-defined]
     cuda.nvrtc = types.SimpleNamespace(getVersion=lambda: (0, 0))  # type: ignore[attr-defined]
     fake.cuda = cuda  # type: ignore[attr-defined]
     fake.ndarray, fake.RawModule, fake.__version__ = ndarray, RawModule, "fake"  # type: ignore[attr-defined]
@@ -262,6 +304,8 @@ def install(patch: Any) -> types.ModuleType:
             return types.SimpleNamespace(
                 **{n: _function(n, name) for n in dir(getattr(np, name)) if callable(getattr(getattr(np, name), n))}
             )
+        if name == "empty":
+            return _empty
         found = getattr(np, name)
         return found if isinstance(found, type) or not callable(found) else _function(name)
 

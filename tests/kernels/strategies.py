@@ -14,7 +14,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ __all__ = [
     "kernel_settings",
     "layers",
     "numbers",
+    "often",
     "orders",
     "sizes",
     "strided",
@@ -54,12 +55,17 @@ KINDS = (
 )
 
 #: a kernel's property test runs at least 100 examples, whatever the profile; KVTHEORY_KERNEL_EXAMPLES asks for another number
+_ASKED = int(os.environ.get("KVTHEORY_KERNEL_EXAMPLES", "0"))
 kernel_settings = settings(
-    max_examples=int(os.environ.get("KVTHEORY_KERNEL_EXAMPLES", "0"))
-    or max(100, settings.default.max_examples if settings.default else 0),
+    max_examples=_ASKED or max(100, settings.default.max_examples if settings.default else 0),
+    # who asks breaks kernels on purpose (mutate.py): that a test fails is enough, nobody reads the example
+    phases=[Phase.explicit, Phase.generate] if _ASKED else settings().phases,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+#: where some of what is drawn leads a kernel nothing to do (no token, no outlier, no rope): so that 100 examples launch it all the same
+often = settings(kernel_settings, max_examples=3 * kernel_settings.max_examples)
 
 
 def orders() -> st.SearchStrategy[int]:
@@ -94,7 +100,8 @@ def numbers(kind: str, shape: tuple[int, ...], dtype: Any, seed: int) -> NDArray
     info = ml_dtypes.finfo(dtype)
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape)
-    most = float(info.max)
+    # of float64: what a key may be of which transform coders undo RoPE (what is beyond has tests of its own)
+    most = min(float(info.max), 2.0**1010)
     if kind == "zeros":
         x = np.zeros(shape)
     elif kind == "negative zeros":

@@ -14,6 +14,7 @@ import pytest
 import gpu
 from gpu.compile import ARCHITECTURES, Cubin, compile_source, stored
 from gpu.module import FOLDER, OPTIONS, BuildError, Source, Unavailable, sources
+from tests.kernels.test_page import PAGE, REMAKE, table
 
 for _module in pkgutil.walk_packages(gpu.__path__, "gpu."):
     importlib.import_module(_module.name)
@@ -47,6 +48,26 @@ def test_every_instance_compiles_without_spills(source: Source, architecture: st
         assert taken.spill_bytes == 0, f"{instance} spills {taken.spill_bytes} bytes on sm_{architecture}"
         assert taken.shared_bytes <= MOST_SHARED, instance
         assert cubin.mangled[instance].encode() in cubin.data
+    from cupy.cuda import nvrtc
+
+    if "By NVRTC {}.{}".format(*nvrtc.getVersion()) in PAGE:  # another one may take other registers
+        agrees_with_the_page(source, architecture, cubin)
+
+
+def agrees_with_the_page(source: Source, architecture: str, cubin: Cubin) -> None:
+    """docs/gpu.md has the numbers of what is compiled now."""
+    rows = {(row[0], row[1].strip("`")): row for row in table("numbers")}
+    for kernel in dict.fromkeys(i.split("<")[0] for i in source.instances):
+        assert (source.name, kernel) in rows, f"{kernel}: {REMAKE}"
+        row = rows[source.name, kernel]
+        own = [taken for i, taken in cubin.resources.items() if i.split("<")[0] == kernel]
+        told = [[int(n) for n in re.findall(r"\d+", cell)] for cell in row]
+        registers = [taken.registers for taken in own]
+        column = told[3 + ARCHITECTURES.index(architecture)]
+        assert [min(registers), max(registers)] == [column[0], column[-1]], f"{kernel} on sm_{architecture}: {REMAKE}"
+        for taken in own:
+            assert told[7][0] <= taken.shared_bytes <= told[7][-1], f"{kernel}, shared: {REMAKE}"
+            assert told[8][0] <= taken.stack_bytes <= told[8][-1], f"{kernel}, local: {REMAKE}"
 
 
 def test_what_a_gpu_runs_keeps_subnormals_and_rounds_twice(tmp_path, monkeypatch) -> None:

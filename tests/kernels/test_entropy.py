@@ -8,7 +8,7 @@ from gpu.transform_coding import entropy as kernels
 from reference import CorruptStream, rans
 from reference.transform_coding import entropy
 from reference.transform_coding.basis import Basis
-from tests.kernels.strategies import KINDS, kernel_settings, numbers, orders, sizes
+from tests.kernels.strategies import KINDS, kernel_settings, numbers, often, orders, sizes
 from tests.kernels.transforms import FREQUENCIES, entropy_coders, readers
 
 WIDTHS = sizes(70)
@@ -34,7 +34,7 @@ def tokens_of(kind, tokens, width, scale, seed):
     return x * 2.0 ** np.where(rng.random((tokens, 1)) < 0.2, rng.integers(0, 40, (tokens, 1)), 0)
 
 
-@kernel_settings
+@often
 @given(
     entropy_coders(WIDTHS), st.one_of(st.just(0), sizes(99)), st.sampled_from(KINDS), orders(), st.integers(0, 1 << 30)
 )

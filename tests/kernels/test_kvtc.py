@@ -11,7 +11,7 @@ from gpu import kvtc as kernels
 from reference import CorruptStream, kvtc
 from reference.transform_coding.basis import Basis
 from reference.vectors import norms
-from tests.kernels.strategies import KINDS, kernel_settings, numbers, orders, sizes
+from tests.kernels.strategies import KINDS, kernel_settings, numbers, often, orders, sizes
 from tests.kernels.transforms import readers
 
 
@@ -40,7 +40,7 @@ def by_kernels(backend, side, parts, tokens):
     return backend.get(kernels._decode(side, *kernels._read(side, readers(parts), tokens), tokens, backend.xp))
 
 
-@kernel_settings
+@often
 @given(sides(), st.one_of(st.just(0), sizes(150)), st.sampled_from(KINDS), orders(), st.integers(0, 1 << 30))
 def test_the_references_bytes_and_integers(backend, side, tokens, kind, order, seed):
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpu import packing as gpu_packing
 from reference import CorruptStream, packing
-from tests.kernels.strategies import kernel_settings, orders, sizes
+from tests.kernels.strategies import kernel_settings, often, orders, sizes
 
 TYPES = (np.uint8, np.uint16, np.int32, np.uint32, np.int64)
 counts = st.one_of(st.just(0), sizes(999))
@@ -42,7 +42,7 @@ def test_pack_from_any_bit_on(backend, seed, count, bits, phase, order):
     assert int.from_bytes(words.astype("<u4").tobytes(), "little") == expected
 
 
-@kernel_settings
+@often
 @given(st.integers(0, 2**32 - 1), counts, widths, orders())
 def test_unpack(backend, seed, count, bits, order):
     codes = drawn(seed, count, bits)

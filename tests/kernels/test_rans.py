@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu import rans as kernels
 from reference import CorruptStream, rans
 from reference.rans import LANES, TOTAL, Tables
-from tests.kernels.strategies import kernel_settings, orders, sizes
+from tests.kernels.strategies import kernel_settings, often, orders, sizes
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "rans.json"
 
@@ -63,7 +63,7 @@ def put(backend, contexts, own):
     return backend.put(contexts.astype(np.uint16)) if own else contexts
 
 
-@kernel_settings
+@often
 @given(messages(), orders())
 def test_the_references_bytes_and_back(backend, message, order):
     symbols, coder, contexts, options = message

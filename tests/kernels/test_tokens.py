@@ -11,8 +11,9 @@ import gpu.reducers
 import kvtheory
 import reference
 from gpu.tokens import gather, merge, turn_first
+from reference import merging
 from reference.rotary import rotary
-from tests.kernels.strategies import KINDS, STRIDES, kernel_settings, numbers, orders, strided
+from tests.kernels.strategies import KINDS, STRIDES, kernel_settings, numbers, often, orders, strided
 from tests.reference.strategies import DTYPES
 
 dtypes = st.sampled_from(sorted(DTYPES))
@@ -56,32 +57,31 @@ def test_gather(backend, data, order):
         assert not own[len(chosen) :].any()
 
 
-@kernel_settings
+@often
 @given(data=st.data(), order=orders())
-def test_merge_is_the_sum_in_order(backend, data, order):
+def test_merge_is_the_references(backend, data, order):
+    """Groups of any size and order, a token in several; weights over twenty powers of ten; sums of float64 numbers that overflow."""
     array = data.draw(arrays(least_tokens=1))
-    if array.dtype == np.float64:  # sums of larger numbers overflow
-        array = np.clip(array, -1e300, 1e300)
-    heads, tokens, dim = array.shape
+    heads, tokens, _ = array.shape
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     groups, weights = [], []
     for _ in range(heads):
         sizes = rng.integers(1, 9, rng.integers(0, 6))
         groups.append([rng.integers(0, tokens, size) for size in sizes])
-        weights.append([np.exp(rng.normal(0, 2, size)) for size in sizes])
+        weights.append([np.exp(rng.normal(0, 8, size)) for size in sizes])
+    want = merging.merge(array, groups, weights)
     with backend.running(order):
-        got = backend.get(merge(backend.put(array), groups, weights))
-    assert got.dtype == array.dtype
-    for h in range(heads):
-        for k, (group, weight) in enumerate(zip(groups[h], weights[h])):
-            total, mass = np.zeros(dim), 0.0
-            for w, x in zip(weight, array[h, group].astype(np.float64)):
-                total, mass = total + w * x, mass + w
-            assert bits(got[h, k]) == bits((total / mass).astype(array.dtype))
-        assert not got[h, len(groups[h]) :].any()
+        got = merge(backend.put(array), groups, weights)
+    for one, known in zip(got, want):
+        held = backend.get(one)
+        assert held.dtype == known.dtype and held.shape == known.shape
+        if held.dtype == np.float64:  # inf - inf is a NaN of either sign
+            assert np.array_equal(np.isnan(held), np.isnan(known))
+            held = np.where(np.isnan(known), known, held)
+        assert bits(held) == bits(known)
 
 
-@kernel_settings
+@often
 @given(data=st.data(), order=orders())
 def test_turned_keys_are_the_references(backend, data, order):
     array = np.ascontiguousarray(data.draw(arrays(least_tokens=1, most=2000)))

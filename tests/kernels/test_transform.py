@@ -10,9 +10,10 @@ from gpu.transform_coding import basis as kernels
 from gpu.transform_coding import stacked as stacks
 from kvtheory.layer import Rope
 from reference.transform_coding import stacked
-from reference.transform_coding.basis import LARGEST, MOST_EXPONENT, Basis
+from reference.transform_coding.basis import LARGEST, MOST_EXPONENT, Basis, project
 from reference.vectors import norms as norms_of
-from tests.kernels.strategies import ELEMENTS, KINDS, kernel_settings, layers, numbers, orders, sizes
+from tests.kernels.strategies import ELEMENTS, KINDS, kernel_settings, layers, numbers, often, orders, sizes
+from tests.kernels.transforms import InOrder
 
 EVERY = (*ELEMENTS, np.dtype(np.float64))
 
@@ -45,7 +46,7 @@ def placed(draw, heads, tokens):
     return np.cumsum(rng.integers(0, most, shape), axis=-1)
 
 
-@kernel_settings
+@often
 @given(layers(dtypes=EVERY), orders(), st.data())
 def test_stack(backend, layer, order, data):
     keys, values = layer.keys, layer.values
@@ -154,24 +155,45 @@ def test_product_of_some_rows(backend, basis, count, order, data):
 
 
 @kernel_settings
-@given(layers(dtypes=EVERY, least_tokens=1), orders(), st.data())
-def test_nan_and_inf_are_the_references_refusals(backend, layer, order, data):
-    """The first of them in keys, else in values, with its place; none: no error."""
+@given(layers(dtypes=EVERY, least_tokens=1), st.booleans(), orders(), st.data())
+def test_what_is_refused_is_refused_in_the_references_words(backend, layer, turned, order, data):
+    """NaN and inf, and with a rope float64 keys from which it could not be undone: the first of them, with its place; none: no error."""
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     arrays = [np.array(layer.keys), np.array(layer.values)]
+    if layer.keys.dtype == np.float64:
+        arrays = [np.clip(array, -(2.0**1010), 2.0**1010) for array in arrays]
+    wrong = (
+        np.nan,
+        np.inf,
+        -np.inf,
+        *((2.0**1011, -1.7e308, np.nextafter(2.0**1010, 0), 2.0**1010) if layer.keys.dtype == np.float64 else ()),
+    )
     for array in arrays:
         for _ in range(data.draw(st.integers(0, 2))):
-            array.flat[rng.integers(array.size)] = data.draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+            array.flat[rng.integers(array.size)] = data.draw(st.sampled_from(wrong))
+    rope = Rope(np.ones(1)) if turned else None
     given_arrays = [backend.put(array) for array in arrays]
     try:
-        stacked.finite(*arrays)
+        stacked.finite(*arrays, rope)
     except ValueError as error:
         with backend.running(order), pytest.raises(ValueError) as found:
-            stacks.finite(*given_arrays)
+            stacks.finite(*given_arrays, rope)
         assert str(found.value) == str(error)
     else:
         with backend.running(order):
-            stacks.finite(*given_arrays)
+            stacks.finite(*given_arrays, rope)
+
+
+def test_the_largest_keys_of_which_a_rope_is_undone(backend):
+    """2^1010 is taken, the next number is not, and without a rope any is."""
+    keys, values = np.full((1, 2, 2), 2.0**1010), np.full((1, 2, 2), -1.7e308)
+    rope = Rope(np.ones(1))
+    with backend.running():
+        stacks.finite(backend.put(keys), backend.put(values), rope)
+        keys[0, 1, 1] = -np.nextafter(2.0**1010, np.inf)
+        stacks.finite(backend.put(keys), backend.put(values))
+        with pytest.raises(ValueError, match=r"keys: expected at most 2\^1010 .* \(head 0, token 1, channel 1\)"):
+            stacks.finite(backend.put(keys), backend.put(values), rope)
 
 
 @pytest.mark.parametrize("count", (1, 16 * 256, 16 * 256 + 1, 70_000))
@@ -185,19 +207,40 @@ def test_the_last_number_is_looked_at(backend, count):
 
 
 @kernel_settings
-@given(st.integers(0, 1 << 30), st.integers(-300, 300), st.integers(-300, 300), sizes(33), sizes(33))
-def test_projections(backend, seed, a, b, rows, columns):
-    """Array-level: with NumPy the reference's bits, also where a product would overflow; elsewhere next to them."""
-    from reference.transform_coding.basis import project
-
+@given(
+    st.integers(0, 1 << 30), st.integers(-300, 300), st.integers(-300, 300), st.integers(0, 5), sizes(129), sizes(129), st.sampled_from(KINDS), orders()
+)  # fmt: skip
+def test_project(backend, seed, a, b, count, rows, columns, kind, order):
+    """The reference's projection, summed in order, to the last bit; as it sums, to rounding. Also where a product would overflow."""
     rng = np.random.default_rng(seed)
-    z, analysis = rng.standard_normal((5, rows)) * 10.0**a, rng.standard_normal((columns, rows)) * 10.0**b
-    wanted, found = project(z, analysis), backend.get(kernels.project(backend.put(z), backend.put(analysis)))
-    if backend.name == "simulator":
-        assert same_bits(found, wanted)
-    else:
-        # sums of `rows` products, in another order
-        assert (np.abs(found - wanted) <= rows * 2.0**-52 * (np.abs(z) @ np.abs(analysis).T) + 1e-300).all()
+    z = numbers(kind, (count, rows), np.float32, seed).astype(np.float64) * 10.0 ** (a if abs(a) < 260 else a // 2)
+    analysis = rng.standard_normal((columns, rows)) * 10.0**b
+    wanted, exact = project(z.view(InOrder), analysis), project(z, analysis)
+    with backend.running(order):
+        found = backend.get(kernels.project(backend.put(z), backend.put(analysis)))
+    assert same_bits(found, np.asarray(wanted))
+    with np.errstate(over="ignore"):
+        room = np.minimum(np.abs(z), 1e300) @ np.minimum(np.abs(analysis), 1e300).T
+    # either sum is within rows 2^-53 of the terms' magnitudes of the exact one, and what is below 2^-1022 within 2^-1074 a term
+    assert (np.abs(found - exact) <= 2.02 * rows * 2.0**-53 * room + rows * 2.0**-1073).all()
+
+
+@pytest.mark.parametrize("count", (63, 64, 65, 130))
+def test_project_many(backend, count):
+    """Tiles of tokens and of columns, full and not."""
+    rng = np.random.default_rng(count)
+    z, analysis = rng.standard_normal((count, 33)), rng.standard_normal((count + 1, 33))
+    with backend.running(count):
+        found = backend.get(kernels.project(backend.put(z), backend.put(analysis)))
+    assert same_bits(found, np.asarray(project(z.view(InOrder), analysis)))
+
+
+def test_nothing_to_project(backend):
+    for shapes in (((0, 3), (2, 3)), ((4, 3), (0, 3)), ((4, 0), (2, 0))):
+        z, analysis = (np.zeros(shape) for shape in shapes)
+        with backend.running():
+            found = backend.get(kernels.project(backend.put(z), backend.put(analysis)))
+        assert same_bits(found, z @ analysis.T)
 
 
 def test_rounding_of_every_half(backend):

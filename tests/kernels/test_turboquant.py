@@ -12,7 +12,7 @@ from gpu import turboquant
 from gpu.turboquant import TurboQuant
 from reference import hadamard
 from tests.kernels import vector_codecs as shared
-from tests.kernels.strategies import kernel_settings, orders
+from tests.kernels.strategies import kernel_settings, often, orders
 
 bits = st.integers(1, 8)
 seeds = st.sampled_from((0, 1, 2**63 - 1))
@@ -23,13 +23,13 @@ def both(*args):
     return TurboQuant(*args), reference.TurboQuant(*args)
 
 
-@kernel_settings
+@often
 @given(shared.layers(), bits, seeds, orders())
 def test_mse(backend, layer, bits, seed, order):
     shared.check(backend, *both(bits, seed, "mse"), layer, order)
 
 
-@kernel_settings
+@often
 @given(shared.layers(most_tokens=6), bits, seeds, orders())
 def test_prod(backend, layer, bits, seed, order):
     shared.check(backend, *both(bits, seed, "prod"), layer, order)

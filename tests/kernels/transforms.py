@@ -1,14 +1,36 @@
 """What the tests of the transform coders' kernels draw: bases and coders that no fit would make, so that each path of a kernel is gone."""
 
+import contextlib
+import unittest.mock
+
 import numpy as np
 from hypothesis import strategies as st
 
 from reference import rans
 from reference.stream import Reader
-from reference.transform_coding import entropy, fixed
+from reference.transform_coding import entropy, fixed, stacked
 from reference.transform_coding.basis import Basis
 
-__all__ = ["FREQUENCIES", "entropy_coders", "fixed_coders", "readers", "split"]
+__all__ = ["FREQUENCIES", "InOrder", "entropy_coders", "fixed_coders", "readers", "split", "sums_in_order"]
+
+
+class InOrder(np.ndarray):
+    """An array of which `@` sums from the first term to the last, as kernels do; BLAS has an order of its own."""
+
+    def __matmul__(self, other):
+        z, a = np.asarray(self), np.asarray(other)
+        y = np.zeros((len(z), *a.shape[1:]))
+        for k in range(z.shape[1]):
+            y = y + z[:, k].reshape(-1, *[1] * (a.ndim - 1)) * a[k]
+        return y.view(InOrder)
+
+
+@contextlib.contextmanager
+def sums_in_order():
+    """The reference's transform coders encode inside the `with` with coefficients that are summed in order, and are else themselves."""
+    stack = stacked.stack
+    with unittest.mock.patch.object(stacked, "stack", lambda *args: stack(*args).view(InOrder)):
+        yield
 
 
 def readers(parts):

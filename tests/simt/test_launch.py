@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -209,7 +210,7 @@ def test_launches_of_two_threads_wait_for_each_other() -> None:
 def test_settings_end_with_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module._current().build == "fast" and module._current().seed == 0
     with simulator("check", seed=5, races=False, seconds=2), simulator():
-        assert module._current() == module._Settings("fast", 0, True, 60.0)
+        assert module._current() == module._Settings("fast", 0, True, 60.0, False)
     monkeypatch.setenv("KVTHEORY_SIMT", "check")
     assert module._current().build == "check"
     monkeypatch.setenv("KVTHEORY_SIMT", "quick")
@@ -292,6 +293,48 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypat
     monkeypatch.setenv("KVTHEORY_CACHE", str(tmp_path / "file"))
     folder = building.kept_in()
     assert folder.is_dir() and folder.stat().st_mode & 0o77 == 0, "nobody else may put a library there"
+
+
+def two_roundings() -> np.ndarray:
+    """A product that is subnormal, and one of which an operand is."""
+    a, b = np.array([1e-30, 1e-40], np.float32), np.array([1e-10, 1e10], np.float32)
+    out = np.zeros((4, 2), np.float32)
+    launch(SOURCE["two_roundings"], 1, 2, (a, b, np.zeros(2, np.float32), out))
+    return out[0]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_subnormal_numbers_are_flushed_where_that_is_asked_for(build: str) -> None:
+    a, b = np.array([1e-30, 1e-40], np.float32), np.array([1e-10, 1e10], np.float32)
+    with simulator(build, flush=True):
+        assert two_roundings().tolist() == [0.0, 0.0]
+    assert (a * b).tolist()[0] > 0 and (a * b).tolist()[1] > 0, "and the host is as it was"
+    with simulator(build):
+        assert np.array_equal(two_roundings(), a * b)
+
+
+def test_subnormal_numbers_are_flushed_by_the_portable_change_of_stacks_too() -> None:
+    library = machine.load(SOURCE.path, ("two_roundings",), "fast", portable=True)
+    a, out = np.full(64, 1e-30, np.float32), np.ones((4, 64), np.float32)
+    arguments = a, np.full(64, 1e-10, np.float32), np.zeros(64, np.float32), out
+    machine.launch(
+        library, "two_roundings", (1, 1, 1), (64, 1, 1), arguments, 0, seed=3, races=True, seconds=9, flush=True
+    )
+    assert not out[0].any()
+
+
+def test_a_processor_that_cannot_flush_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = machine.load(SOURCE.path, SOURCE.instances, "fast").entries["add_one"]
+    monkeypatch.setitem(
+        machine.load(SOURCE.path, SOURCE.instances, "fast").entries,
+        "add_one",
+        dataclasses.replace(entry, call=lambda how: 3),
+    )
+    with (
+        pytest.raises(NotImplementedError, match="flush: expected a processor that flushes"),
+        simulator("fast", flush=True),
+    ):
+        launch(ADD, 1, 4, (ints(), ints(), np.int32(4)))
 
 
 def test_subnormal_numbers_survive_a_host_that_flushes_them() -> None:
