@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvtheory import __version__
 
 if TYPE_CHECKING:
+    from gpu.device_cache import DeviceCache
     from gpu.module import KernelFault, Unavailable, launch, simulator
     from gpu.status import Status, status
 
@@ -38,6 +39,7 @@ _CODECS: dict[str, str] = {
     "TurboQuant": "gpu.turboquant",
 }
 _NAMES = {
+    "DeviceCache": "gpu.device_cache",
     "KernelFault": "gpu.module",
     "Status": "gpu.status",
     "Unavailable": "gpu.module",
@@ -46,7 +48,7 @@ _NAMES = {
     "status": "gpu.status",
 }
 
-__all__ = ["KernelFault", "Status", "Unavailable", "codecs", "launch", "simulator", "status"]
+__all__ = ["DeviceCache", "KernelFault", "Status", "Unavailable", "codecs", "launch", "simulator", "status"]
 
 
 def codecs() -> dict[str, type]:
