@@ -9,7 +9,9 @@ import typer
 import kvtheory
 from kvtheory.cli import capture as _capture
 from kvtheory.cli import compare as _compare
+from kvtheory.cli import conform as _conform
 from kvtheory.cli import figures as _figures
+from kvtheory.cli import import_ as _import
 from kvtheory.cli import inspect as _inspect
 from kvtheory.cli import models as _models
 from kvtheory.cli import verify as _verify
@@ -41,6 +43,8 @@ def _root(
 app.command("verify")(_verify.verify)
 app.command("compare")(_compare.compare)
 app.command("inspect")(_inspect.inspect)
+app.command("conform")(_conform.conform)
+app.command("import")(_import.import_)
 app.add_typer(_models.app, name="models")
 app.command("capture")(_capture.capture)
 app.command("figures")(_figures.figures)
