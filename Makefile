@@ -14,9 +14,9 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.t
 # an index set-up with unused entries makes pip repeat itself dozens of times
 HUSH = 2> >(grep -v "^WARNING: Location" >&2)
 
-.PHONY: help verify test figures bench lint fuzz docs clean
+.PHONY: help verify test test-compat figures bench lint fuzz docs clean
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv (about a minute, once) ..."
@@ -34,6 +34,9 @@ verify: $(VENV)/base.stamp ## check every claim on the embedded real cache and s
 
 test: $(VENV)/all.stamp ## the property-based tests
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-compat: $(VENV)/all.stamp ## reference.hf with the two minor versions of transformers before the pinned one, in venvs of their own
+	$(RUN) scripts/compat.py $(VENV)/compat $(ARGS)
 
 figures: $(VENV)/base.stamp ## draw all figures from the saved results of `make verify`
 	@test -f report/ledger.json || $(RUN) -m kvtheory verify --no-figures
