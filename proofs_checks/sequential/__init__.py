@@ -16,6 +16,7 @@ from proofs_checks.sequential import (
     replaying,
     residual,
     sharing,
+    stacked,
     surprise,
     trie,
 )
@@ -31,6 +32,7 @@ ratio_914000 = ratio.ratio_914000
 ratio_corrected = ratio.ratio_corrected
 payload_is_surprisal = replaying.payload_is_surprisal
 checkpoints = replaying.checkpoints
+replay_cost = replaying.replay_cost
 recompute_bit_exact = recomputing.bit_exact
 recompute_costs = recomputing.costs
 improves_with_context = growth.improves
@@ -45,6 +47,7 @@ prefix_lossless = sharing.prefix_lossless
 block_granularity = sharing.block_granularity
 tenants_apart = sharing.tenants_apart
 layers_additive = sharing.layers_additive
+three_layers = stacked.three_layers
 storage_corollary = sharing.storage_corollary
 storage_of_followers = sharing.storage_of_followers
 groups_by_small_similarity = groups.groups_by_small_similarity
@@ -52,6 +55,7 @@ groups_by_large_similarity = groups.groups_by_large_similarity
 residual_after_divergence = groups.residual_after_divergence
 residual_of_aligned_tails = groups.residual_of_aligned_tails
 paraphrases = groups.paraphrases
+meaning_beyond_the_prefix = groups.meaning
 delta_after_divergence = parting.after_divergence
 delta_at_divergence = parting.at_divergence
 residual_of_a_mixture = mixture.residual_of_a_mixture

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtheory.distortion import attention_error
 from kvtheory.layer import Cache
+from kvtheory.statistics import mean_interval
 from kvtheory.workload import Session
 from proofs_checks.claim import Function, Mutant, Verdict, claim
 from proofs_checks.context import Context
-from proofs_checks.evidence import Evidence, Picture, exact, numerical
+from proofs_checks.evidence import Evidence, Picture, exact, numerical, statistical
 from proofs_checks.sequential import measured, stored
 from proofs_checks.sequential.stored import LONGER, PAPER, SHORTER, TOKEN_BITS, Named, fill, literal, played, sessions
 
@@ -335,19 +337,60 @@ def paraphrases(context: Context, *, store: Function) -> Result:
         role="assumption", observed=_cosine(said) - _cosine(unlike), predicted=0.0, tolerance=0.0, because="reported as measured",
         note=f"paraphrases {_cosine(said):.3f}, unrelated {_cosine(unlike):.3f}; weights that have learnt nothing know no meaning, so this says nothing of real models",
     )  # fmt: skip
-    for table in context.memo("tables", lambda: measured.load("paraphrases")):
-        for part in ("keys", "values"):
-            near, far, other = (
-                np.array(table[part][name], float).mean(axis=0) for name in ("paraphrase", "unrelated", "other_tokens")
-            )
-            half = len(near) // 2
-            yield numerical(
-                what=f"distance of the {part} of one passage behind two prompts over their variance, paraphrases below unrelated prompts, mean over the upper half of the layers",
-                ran_on=f"{table['title']}, {len(table['prompts'])} pairs of prompts, passages of {table['tokens']} tokens, saved table", role="assumption", relation="<",
-                observed=float(near[half:].mean()), predicted=float(far[half:].mean()), tolerance=0.0, because="reported as measured",
-                note=f"lower half {near[:half].mean():.4f} against {far[:half].mean():.4f}; two passages behind one prompt {other[half:].mean():.2f}. Literal prefixes of "
-                f"{', '.join(map(str, table['literal_prefix_tokens']))} tokens: meaning leaves a trace that d_T does not see",
-            )  # fmt: skip
+
+
+def nearer(near: Any, far: Any) -> Any:
+    """log(near / far) of two squared distances: below 0 where the first two are nearer to each other."""
+    return np.log(np.asarray(near, float)) - np.log(np.asarray(far, float))
+
+
+def _upper(table: dict[str, Any], part: str, name: str) -> NDArray[np.float64]:
+    """Mean squared distance of each pair of prompts over passages and the upper half of the layers."""
+    rows = np.array(table[part][name], float)
+    of_pairs = rows.reshape(len(table["prompts"]), -1, rows.shape[1])
+    found: NDArray[np.float64] = of_pairs[:, :, rows.shape[1] // 2 :].mean(axis=(1, 2))
+    return found
+
+
+@claim(
+    id="sharing/meaning-beyond-the-prefix", paper=PAPER, section="section on semantic prefixes, on trained models",
+    statement="In trained models keys and values of equal tokens are nearer to each other behind two prompts of one meaning than behind two of different meaning and like length, "
+    "though the first have no longer a literal prefix in common: meaning leaves a trace, and d_T, which sees the literal prefix alone, does not tell it.",
+    formula="s∧s' no longer than s∧u:   E log ‖KV(s x) − KV(s' x)‖² < E log ‖KV(s x) − KV(u x)‖²",
+    assumptions=("pairs of prompts count as independent samples", "upper half of the layers"),
+    expected=Verdict.HOLDS_UNDER,
+    functions={"nearer": "proofs_checks.sequential.groups.nearer"},
+    mutants=[
+        Mutant("the two kinds of prompts exchanged", "nearer", lambda true: lambda near, far: true(far, near)),
+        Mutant("distances without the paraphrases'", "nearer", lambda true: lambda near, far: true(far, np.roll(far, 1))),
+    ],
+)  # fmt: skip
+def meaning(context: Context, *, nearer: Function) -> Result:
+    tables = context.memo("tables", lambda: measured.load("paraphrases"))
+    for table in tables:
+        common = table["literal_prefix_tokens"]
+        chosen = [i for i, (own, other) in enumerate(common) if own <= other]
+        logs = np.mean(
+            [
+                nearer(_upper(table, part, "paraphrase"), _upper(table, part, "unrelated"))[chosen]
+                for part in ("keys", "values")
+            ],
+            axis=0,
+        )
+        where = (
+            f"{table['title']}, {len(chosen)} pairs of prompts, of which the paraphrase has no more tokens in common than the unrelated prompt (0 to "
+            f"{max(common[i][0] for i in chosen)}), {table['passages']} passages of {table['tokens']} tokens, saved table"
+        )
+        means = {
+            part: [float(_upper(table, part, name).mean()) for name in ("paraphrase", "unrelated", "other_tokens")]
+            for part in ("keys", "values")
+        }
+        yield statistical(
+            what="log of the squared distance behind paraphrases over that behind unrelated prompts, mean of keys and values: below 0", ran_on=where,
+            interval=mean_interval(logs, 1 - context.alpha(len(tables))), predicted=0.0, relation="<",
+            note="squared distance over both variances, paraphrases / unrelated / two passages behind one prompt: "
+            + "; ".join(f"{part} {a:.3f} / {b:.3f} / {c:.2f}" for part, (a, b, c) in means.items()) + f"; {int((logs < 0).sum())} of {len(logs)} pairs",
+        )  # fmt: skip
 
 
 def _cosine(pairs: Any) -> float:

@@ -131,6 +131,33 @@ def payload_is_surprisal(context: Context, *, codec: Any, law: Function) -> Resu
             note=f"{row['payload_bits']} bits, surprisal {bits:.1f}; the rest of the stream {row['stream_bits'] - row['payload_bits']} bits",
         )  # fmt: skip
 
+    for table in context.memo("thousand", lambda: measured.load("thousand")):
+        n, bits, own = table["tokens"], table["surprisal_bits"], table["payload_bits"]
+        where = f"{table['title']}, {n} tokens of {table['text']}, saved table"
+        three = next(t for t in table["turboquant"] if t["bits"] == 3)
+        yield numerical(
+            what="payload ≤ 1.001 of the surprisal and 64 bits, checks within them", ran_on=where, observed=own, predicted=1.001 * bits + 64, relation="<=", tolerance=0.0, because=BECAUSE,
+            tightness=own / (1.001 * bits + 64), note=f"{own} bits, surprisal {bits:.1f}; {own - bits:.1f} bits more, of these {n // 64 * 2} for checks",
+        )  # fmt: skip
+        yield numerical(
+            what="payload ≥ the surprisal, less a word", ran_on=where, observed=own, predicted=bits - 32, relation=">=", tolerance=0.0,
+            because="a prefix code of the same law; the last word holds less than it could",
+        )  # fmt: skip
+        yield exact(
+            what="bits of everything else in the stream ≤ 512",
+            ran_on=where,
+            observed=table["header_bits"],
+            predicted=512,
+            relation="<=",
+        )
+        whole = own + table["header_bits"]
+        yield numerical(
+            what="bits of 3-bit TurboQuant over those of replay, header and all: above 1", ran_on=where, observed=three["stream_bits"] / whole, predicted=1.0, relation=">",
+            tolerance=0.0, because="lengths of streams",
+            note=f"{three['stream_bits']:,} over {whole:,}; decoding takes {table['operations'] / 1e9:,.0f} billion operations and {table['decode_seconds']:g} s, encoding "
+            f"{table['encode_seconds']:g} s, TurboQuant {three['decode_seconds']:g} s: {table['decode_seconds'] / three['decode_seconds']:,.0f} times as long",
+        )  # fmt: skip
+
 
 def _every(change: Any) -> Any:
     def wrong(true: Any) -> Any:
@@ -238,7 +265,59 @@ def _of_model(table: dict[str, Any]) -> Result:
     )  # fmt: skip
     alone, last, three = rows[0], rows[-1], next(t for t in table["turboquant"] if t["bits"] == 3)
     yield numerical(
-        what="bits of 3-bit TurboQuant over those of replay, header and all: above 1", ran_on=where, role="assumption", observed=three["stream_bits"] / alone["stream_bits"], predicted=1.0,
+        what="bits of 3-bit TurboQuant over those of replay, header and all: above 1", ran_on=where, observed=three["stream_bits"] / alone["stream_bits"], predicted=1.0,
         relation=">", tolerance=0.0, because="lengths of streams", note=f"operations of decoding {alone['operations'] / three['operations']:,.0f} times as many, seconds "
         f"{alone['seconds'] / three['seconds']:,.0f} times; {last['stream_bits'] / table['numbers']:.2f} bits a number with every position stored",
+    )  # fmt: skip
+
+
+# -- what a replay costs -------------------------------------------------------------------------------------------------
+
+
+def replay_operations(weights: Any, tokens: int, layers: int, width: int) -> Any:
+    """Additions and multiplications of computing `tokens` positions anew, one after another: 2 P n for the weights, 4 L d for each pair of a query
+    and a key, of which there are n (n + 1) / 2. width: of all query heads together. Source: theory A6."""
+    return 2 * weights * tokens + 2 * layers * width * tokens * (tokens + 1)
+
+
+@claim(
+    id="sequential/replay-cost", paper=PAPER, section="the bound's decoder; linear cost",
+    statement="Computing a cache anew from its tokens takes 2 P n operations for the weights and 2 L d n (n + 1) for attention, P weights read for a token, d the width of all query heads: "
+    "of a text of 128,000 tokens by a 70B model 3.9e16, thousands of times the seconds that reading the stored cache takes.",
+    formula="2 P n + 2 L d n (n + 1)",
+    expected=Verdict.HOLDS,
+    functions={"operations": "proofs_checks.sequential.replaying.replay_operations"},
+    mutants=[
+        Mutant("attention left out", "operations", lambda true: lambda weights, tokens, layers, width: true(weights, tokens, 0, width)),
+        Mutant("every query reads every key", "operations", lambda true: lambda weights, tokens, layers, width: 2 * true(0, tokens, layers, width) + true(weights, tokens, 0, width)),
+        Mutant("a multiplication alone for each weight", "operations", lambda true: lambda weights, tokens, layers, width: true(weights, tokens, layers, width) - weights * tokens),
+        Mutant("attention linear in the tokens", "operations", lambda true: lambda weights, tokens, layers, width: true(weights, tokens, 0, width) + 4 * layers * width * tokens),
+    ],
+)  # fmt: skip
+def replay_cost(context: Context, *, operations: Function) -> Result:
+    for table in context.memo("thousand", lambda: measured.load("thousand")):
+        weights, size = table["weights_read_a_pass"], table["layers_times_width"]
+        yield exact(
+            what="operations of the decoder, counted pass by pass, and by the formula", ran_on=f"{table['title']}, {table['tokens']} tokens, saved table",
+            observed=table["operations"], predicted=operations(weights, table["tokens"], 1, size), note=f"{weights:,} weights read a pass, L d = {size:,}",
+        )  # fmt: skip
+    player = ToyPlayer(vocabulary=24, layers=2, kv_heads=1, head_dim=8, seed=context.seed)
+    for n in (1, 5, 17):
+        cache = text(player, n, context.rng("text"))
+        codec = reference.TokenReplay.of(player)
+        yield exact(
+            what="operations that TokenReplay says decoding takes, and by the formula", ran_on=f"toy transformer of 2 layers, {n} tokens", observed=int(codec.decode_flops(codec.encode(cache))),
+            predicted=operations(player.flops // 2, n, 1, player.attention_flops(1) // 4),
+        )  # fmt: skip
+    # the paper's "70B": 80 layers, 64 heads of 128; 8 KV heads in 16 bits are 41.9 GB, read at 3.35 TB/s
+    n = 128_000
+    found = operations(70e9, n, 80, 8192)
+    yield numerical(
+        what="operations of a replay of 128,000 tokens by the paper's 70B: 1.79e16 + 2.15e16 = 3.9e16", ran_on="P = 70e9, L = 80, d = 8192", observed=found, predicted=3.94e16, tolerance=5e-3,
+        because="printed to three digits",
+    )  # fmt: skip
+    read = 2 * 80 * 8 * 128 * 2 * n / 3.35e12
+    yield numerical(
+        what="seconds of that at 1e15 operations a second, over those of reading the cache of 8 KV heads in 16 bits at 3.35e12 bytes a second: above 1000", ran_on="P = 70e9, L = 80, d = 8192",
+        observed=found / 1e15 / read, predicted=1000.0, relation=">", tolerance=0.0, because="both at the hardware's peak", note=f"{found / 1e15:.1f} s against {1e3 * read:.1f} ms",
     )  # fmt: skip

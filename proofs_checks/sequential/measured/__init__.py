@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["MODELS", "load"]
 
 #: in the order of the ledger
-MODELS = ("smol", "qwen")
+MODELS = ("smol", "qwen", "qwen-1.5b")
 
 
 def load(kind: str) -> list[dict[str, Any]]:
