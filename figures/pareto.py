@@ -16,12 +16,14 @@ CAPTION = (
     "a state fitted beforehand is not in them. Numbers beside the markers of the first curve are nominal bits. Codecs outside the frame are in its corner, with "
     "their bits and error. Grey: a quarter for each bit, as the squared error of a fine quantiser. Right: the error of each layer. "
     "Middle, where the model ran on the compressed prefix: KL divergence of its next-token law from the plain model's, mean over the "
-    "positions behind the prefix."
+    "positions behind the prefix. With more than eight codecs layers are left out, and the grey line joins the points that no other beats in both bits and error."
 )
 #: a point this many times below the others' least error would flatten all the rest: it goes to the corner
 _FAR = 100.0
 #: more curves than this in the right panel, and each codec shows one point only
 _CURVES = 6
+#: more codecs than this, and what is drawn of each is its points: no layers, but the frontier
+_MANY = 8
 
 Point = dict[str, Any]
 
@@ -50,25 +52,36 @@ def draw(results: dict[str, Any], style: str) -> Any:
 
     sources = _sources(results)
     ran = any(source["on_model"] for source in sources)
-    figure, panels = styles.subplots(
-        style, columns=2 + ran, rows=len(sources), wide=True, ratio=1.1 if ran else 0.8, squeeze=False,
-        width_ratios=(1, 1, 1.1) if ran else (1, 1.15),
-    )  # fmt: skip
     # one look for a codec in all panels
     labels = list(dict.fromkeys(p["label"] for source in sources for p in source["points"]))
+    many = len(labels) > _MANY
+    if many:
+        # the panels keep their height whatever the legend below takes: a line of it is about 0.17 inches, twice that on slides
+        columns, width = 1 + ran, styles.WIDTHS[style][1]
+        legend = -(-len(labels) // styles.legend_columns(labels)) * (0.17 if style == "paper" else 0.34)
+        ratio = (1.0 if ran else 0.6) + legend * columns / (width * len(sources))
+        figure, panels = styles.subplots(
+            style, columns=columns, rows=len(sources), wide=True, ratio=ratio, squeeze=False
+        )
+    else:
+        figure, panels = styles.subplots(
+            style, columns=2 + ran, rows=len(sources), wide=True, ratio=1.1 if ran else 0.8, squeeze=False,
+            width_ratios=(1, 1, 1.1) if ran else (1, 1.15),
+        )  # fmt: skip
     looks = {label: _look(i) for i, label in enumerate(labels)}
     # many or long names would cover the curves
     below = len(labels) > 4 or max(map(len, labels)) > 30
     for source, row in zip(sources, panels):
         framed, corner = _framed(source["points"])
-        _trade_off(row[0], framed, corner, looks)
+        _trade_off(row[0], framed, corner, looks, many)
         row[0].set(ylabel="attention error")
         if framed and not below:
             row[0].legend(loc="upper right")
         row[0].set_title(_title(source), loc="left")
-        _by_layer(row[-1], source, framed, looks, row[0].get_ylim())
+        if not many:
+            _by_layer(row[-1], source, framed, looks, row[0].get_ylim())
         if ran and source["on_model"]:
-            _trade_off(row[1], *_framed(source["on_model"]), looks)
+            _trade_off(row[1], *_framed(source["on_model"]), looks, many)
             row[1].set(ylabel="KL divergence, bits")
             row[1].set_title("the model's next tokens", loc="left")
         elif ran:
@@ -82,20 +95,41 @@ def draw(results: dict[str, Any], style: str) -> Any:
 def _look(i: int) -> dict[str, Any]:
     return {
         "color": styles.COLOURS[i % len(styles.COLOURS)],
-        "marker": styles.MARKERS[i % len(styles.MARKERS)],
+        "marker": styles.MARKERS[(i + 3 * (i // len(styles.COLOURS))) % len(styles.MARKERS)],
         "ls": styles.LINES[i % len(styles.LINES)],
     }
 
 
-def _trade_off(axes: Any, framed: list[Point], corner: list[Point], looks: dict[str, dict[str, Any]]) -> None:
+def frontier(points: list[Point]) -> list[Point]:
+    """The points that no other beats in both held bits and error, by held bits."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (p["held_bits"], p["error"])):
+        if not found or point["error"] < found[-1]["error"]:
+            found.append(point)
+    return found
+
+
+def _trade_off(
+    axes: Any, framed: list[Point], corner: list[Point], looks: dict[str, dict[str, Any]], many: bool
+) -> None:
     import matplotlib
 
     markersize = matplotlib.rcParams["lines.markersize"]
+    if many:
+        best = frontier(framed)
+        axes.plot(
+            [p["held_bits"] for p in best],
+            [p["error"] for p in best],
+            color="#c3cad3",
+            lw=5,
+            solid_capstyle="round",
+            zorder=1,
+        )
     named = next((label for label, points in _curves(framed).items() if len(points) > 1), None)
     for label, points in _curves(framed).items():
         look = looks[label]
         for p in points:
-            spread = [e for e in p["by_layer"] if e > 0]
+            spread = [] if many else [e for e in p["by_layer"] if e > 0]
             axes.plot([p["held_bits"]] * len(spread), spread, "o", color=look["color"], alpha=0.3, mew=0, zorder=2)
         errors = [p["error"] for p in points]
         bars = [[p["error"] - p["low"] for p in points], [p["high"] - p["error"] for p in points]]
@@ -114,13 +148,20 @@ def _trade_off(axes: Any, framed: list[Point], corner: list[Point], looks: dict[
         held = [p["held_bits"] for p in framed]
         margin = max(0.5, 0.15 * (max(held) - min(held)))
         axes.set_xlim(min(held) - margin, max(held) + margin)
-        _guide(axes, framed)
+        if not many:
+            _guide(axes, framed)
     for i, p in enumerate(corner):
         text = "0" if p["error"] == 0 else _power(p["error"])
         y = 0.05 + 0.07 * i
-        axes.plot([0.96], [y], transform=axes.transAxes, clip_on=False, **{**looks[p["label"]], "ls": "none"})
+        axes.plot(
+            [0.04 if many else 0.96],
+            [y],
+            transform=axes.transAxes,
+            clip_on=False,
+            **{**looks[p["label"]], "ls": "none"},
+        )
         axes.annotate(
-            f"{p['label']}, {p['held_bits']:.1f} bits: {text}", (0.93, y), xycoords="axes fraction", ha="right", va="center",
+            f"{p['label']}, {p['held_bits']:.1f} bits: {text}", (0.07 if many else 0.93, y), xycoords="axes fraction", ha="left" if many else "right", va="center",
             color=looks[p["label"]]["color"], bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}, zorder=4,
         )  # fmt: skip
     axes.set(xlabel="held bits per number")

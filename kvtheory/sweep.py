@@ -2,8 +2,9 @@
 
 A task is a function of a module with arguments that pickle, and a key of plain values that says what it is. Its result is a list
 of rows (dicts of plain values). `run` writes each task's rows to its own file as it finishes (whole or not at all), so that an
-interrupted sweep continues where it stopped and gives the same rows. Timings are kept apart from results: rows of equal tasks
-are equal, byte for byte.
+interrupted sweep continues where it stopped and gives the same rows. The file is named by the hash of what the rows depend on: the
+key, the function, and `version`, which says the code behind them; another version is another file, and only its own tasks run again.
+Timings are kept apart from results: rows of equal tasks are equal, byte for byte. A task says how long its parts took with `stage`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from kvtheory import checks, files
 
-__all__ = ["Task", "executor", "run"]
+__all__ = ["Task", "executor", "run", "stage"]
 
 Row = dict[str, Any]
 Progress = Callable[[int, int, "Task"], None]
@@ -30,17 +31,35 @@ Progress = Callable[[int, int, "Task"], None]
 
 @dataclass(frozen=True)
 class Task:
-    """key: what the task is, plain values by name (they head each of its rows). run(*arguments) -> rows."""
+    """key: what the task is, plain values by name (they head each of its rows). run(*arguments) -> rows.
+
+    version: of the code and the libraries that the rows depend on, in no row; "" where the caller answers for that otherwise (`same` of `run`).
+    """
 
     key: Mapping[str, Any]
     run: Callable[..., list[Row]]
     arguments: tuple[Any, ...] = field(default=(), compare=False)
+    version: str = ""
 
     @property
     def name(self) -> str:
-        """A file name: the hash of the key and of the function's name."""
-        text = json.dumps([f"{self.run.__module__}.{self.run.__qualname__}", self.key], sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        """A file name: the hash of the key, the function's name and the version."""
+        what = [f"{self.run.__module__}.{self.run.__qualname__}", self.key, *([self.version] if self.version else [])]
+        return hashlib.sha256(json.dumps(what, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
+
+
+#: seconds of the stages of the task that this process runs, by name
+_stages: dict[str, float] = {}
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Count what runs inside towards `name` among the timings of the task that is running: CPU seconds of this process, all its threads."""
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        _stages[name] = _stages.get(name, 0.0) + time.process_time() - start
 
 
 @contextmanager
@@ -72,7 +91,9 @@ def run(
 ) -> tuple[list[Row], list[Row]]:  # fmt: skip
     """(rows of all tasks in their order, one timing row a task). Finished tasks found in `folder` are not run again.
 
-    same: what must be unchanged for a folder to be continued (sources, data, options). ValueError names what changed, and two
+    A timing row: the key, `seconds`, `cpu_seconds`, and `<name>_seconds` of each stage that the task named.
+
+    same: what must be unchanged for a folder to be continued (data, options; sources, where tasks have no version). ValueError names what changed, and two
     tasks with one key.
     """
     folder = Path(folder)
@@ -93,7 +114,7 @@ def run(
         path = folder / "tasks" / f"{name}.json"
         if path.is_file():
             kept[name] = json.loads(path.read_text(encoding="utf-8"))
-    waiting: dict[Future[tuple[list[Row], float]], Task] = {}
+    waiting: dict[Future[tuple[list[Row], dict[str, float]]], Task] = {}
     try:
         for task in tasks:
             if task.name not in kept:
@@ -101,7 +122,7 @@ def run(
         for future in as_completed(waiting):
             task = waiting[future]
             rows, seconds = future.result()
-            record = {"rows": [{**task.key, **row} for row in rows], "seconds": seconds}
+            record = {"rows": [{**task.key, **row} for row in rows], "timing": seconds}
             _write(folder / "tasks" / f"{task.name}.json", record)
             kept[task.name] = json.loads(json.dumps(record))
             if progress is not None:
@@ -111,14 +132,16 @@ def run(
             future.cancel()
         raise
     rows = [row for name in names for row in kept[name]["rows"]]
-    timings = [{**task.key, "seconds": kept[task.name]["seconds"]} for task in tasks]
+    timings = [{**task.key, **kept[name]["timing"]} for task, name in zip(tasks, names)]
     return rows, timings
 
 
-def _timed(function: Callable[..., list[Row]], arguments: tuple[Any, ...]) -> tuple[list[Row], float]:
-    start = time.perf_counter()
+def _timed(function: Callable[..., list[Row]], arguments: tuple[Any, ...]) -> tuple[list[Row], dict[str, float]]:
+    _stages.clear()
+    start, cpu = time.perf_counter(), time.process_time()
     rows = function(*arguments)
-    return rows, time.perf_counter() - start
+    parts = {f"{name}_seconds": seconds for name, seconds in _stages.items()}
+    return rows, {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, **parts}
 
 
 def _write(path: Path, value: Any) -> None:

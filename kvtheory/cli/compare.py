@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvtheory.cli.on_model import OnModels
     from kvtheory.sweep import Task
     from reference.codec import Codec
-    from reference.compare import EqualRate, FittedCodec, Source, Spec, Summary
+    from reference.compare import EqualRate, FittedCodec, Ranked, Source, Spec, Summary
 
 
 class Question(StrEnum):
@@ -53,7 +53,9 @@ SIZES = {Budget.quick: Sizes(1024, 512, 8, 1), Budget.full: Sizes(4096, 1024, 16
 def compare(
     codecs: Annotated[
         str,
-        typer.Option(help="Comma-separated codecs, with options: 'AATC,MetricKLT(coding=entropy|fixed,joint=none)'."),
+        typer.Option(
+            help="Comma-separated codecs, with options: 'AATC,MetricKLT(coding=entropy|fixed,joint=none)'; 'SnapKV(keep=.5) > KIVI' one behind another; all."
+        ),
     ] = "Full,TurboQuant",
     bits: Annotated[str, typer.Option(help="Nominal bits per number, for the codecs that have them.")] = "2,3,4",
     model: Annotated[
@@ -64,7 +66,10 @@ def compare(
         list[str] | None,
         typer.Option(help="Captured cache: sample (embedded) or a FILE; repeatable. Default, without --model: sample."),
     ] = None,
-    text: Annotated[str, typer.Option(help="What --model reads: a text's name in kvtheory, or a FILE.")] = "hamlet",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="What --model reads: a text's name in kvtheory, or a FILE; repeatable. Default: hamlet."),
+    ] = None,
     calibration: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,6 +93,9 @@ def compare(
         str | None, typer.Option(help="A Dask cluster, tcp://HOST:PORT (its workers must see OUT), or local.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the codecs' randomness and of the intervals.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Draws of each codec that draws, from SEED on. Default: the budget's.")
+    ] = None,
     on_model: Annotated[
         bool,
         typer.Option(
@@ -126,12 +134,23 @@ def compare(
         Question,
         typer.Option(help="Whether the passkey's question is among the tokens that are coded, or comes behind them."),
     ] = Question.seen,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --model: questions, each on every codec: needle, needles, tracking, lookup, generated (these four), or a FILE of JSON "
+            "lines with prompt, answer and metric; repeatable."
+        ),
+    ] = None,
+    items: Annotated[
+        int, typer.Option(min=0, help="Items of each of --tasks. 0: 10 of a generated one, all of a FILE.")
+    ] = 0,
+    task_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a generated prompt, at most.")] = 512,
     draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw the picture.")] = True,
 ) -> None:
     """Attention error against the bits that codecs really hold or the tokens that they keep, on held-out queries of real caches; ratios to a baseline.
 
     Codecs that are fitted to calibration data are fitted once, to another work than the one they are judged on. Bits are counted from the bytes that are decoded. An interrupted run continues when the same command is given again; codecs, bits and
-    layers may be added to it. Writes results.parquet, timings.parquet, equal-rate.parquet, states/, data/ and figures/ into OUT.
+    layers may be added to it. Writes results.parquet, timings.parquet, equal-rate.parquet, ranking.parquet, states/, data/ and figures/ into OUT.
     """
     # Before NumPy is loaded: with one thread a process the sums are the same for any --jobs, and workers do not fight for cores.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -139,7 +158,7 @@ def compare(
     from rich.console import Console
 
     from kvtheory import sweep
-    from kvtheory.cli import calibrated, find_key
+    from kvtheory.cli import calibrated, find_key, on_tasks, ranked
     from kvtheory.cli import on_model as model_tasks
     from reference import compare as comparison
     from reference.compare.tables import require_pyarrow
@@ -151,27 +170,32 @@ def compare(
     try:
         require_pyarrow()
         specs, rates = comparison.specs(codecs), _bits(bits)
-        seeds = range(seed, seed + sizes.seeds)
+        draws = range(seed, seed + (seeds or sizes.seeds))
         # refused before anything is captured
-        comparison.codecs_at([spec for spec in specs if not spec.fitted], rates, seeds)
-        oracles = comparison.codecs_at(comparison.specs(oracle), rates, seeds)
+        comparison.codecs_at([spec for spec in specs if not spec.fitted], rates, draws)
+        oracles = comparison.codecs_at(comparison.specs(oracle), rates, draws)
         chunks, shares = _chunks(prefill, chunk), _shares(at_kept or ".5,.25,.1,.05")
         if passkey and not models:
             raise ValueError("passkey: expected --model, which answers, with it")
+        if tasks and not models:
+            raise ValueError("tasks: expected --model, which answers, with it")
+        asked_items = on_tasks.read(tasks or [], items, task_tokens, seed)
         base = None if baseline is None else _among(baseline, specs)
         targets = _bits(at or "2,2.5,3,4", "at")
         wanted = None if layers is None else _layers(layers)
-        words = _Text(text) if models else None
+        words = [_Text(name) for name in dict.fromkeys(text or ["hamlet"])] if models else []
         same = _same(budget, dtype, seed, models, words, caches)
         if (out / "sweep.json").is_file():  # a sweep without tasks: does the folder hold this very comparison?
             sweep.run([], None, out, same=same)  # type: ignore[arg-type]
         sources = [comparison.source(name) for name in caches]
         for name in models:
-            assert words is not None
-            path = _captured(console, out, name, words, sizes.prefix + sizes.held)
-            sources.append(comparison.source(path, label=name))
+            for one_text in words:
+                path = _captured(console, out, name, one_text, sizes.prefix + sizes.held)
+                sources.append(comparison.source(path, label=name))
         _have(sources, wanted)
-        origins = [*(None for _ in caches), *models]
+        origins = [*(None for _ in caches), *(name for name in models for _ in words)]
+        # questions are asked once a model, whatever texts it reads
+        first = [number for number, name in enumerate(origins) if name is not None and name not in origins[:number]]
         calibrations = []
         if any(spec.fitted for spec in specs):
 
@@ -181,13 +205,13 @@ def compare(
             calibrations = calibrated.choose(calibration or [], calibration_tokens, sources, origins, capture, wanted)
             sweep.run([], None, out, same=same)  # type: ignore[arg-type]  # states stand for these sources
         chosen, fits = calibrated.codecs_of(
-            console, specs, rates, seeds, sources, calibrations, wanted, out / "states", jobs or _cores(), scheduler
+            console, specs, rates, draws, sources, calibrations, wanted, out / "states", jobs or _cores(), scheduler
         )
         bases = {
-            one.id: None if base is None else _of(base, specs, own, rates, seeds) for one, own in zip(sources, chosen)
+            one.id: None if base is None else _of(base, specs, own, rates, draws) for one, own in zip(sources, chosen)
         }
         split = comparison.Split(sizes.prefix, sizes.held, sizes.segments, dtype.value)
-        tasks = [
+        layer_tasks = [
             task
             for one, own in zip(sources, chosen)
             for task in [
@@ -201,10 +225,14 @@ def compare(
         ]  # fmt: skip
         samples = find_key.Samples(passkey, passkey_tokens, seed, question.value)
         searches = [
-            task for one, own, origin in zip(sources, chosen, origins) if origin is not None and passkey
-            for task in find_key.plan(one, origin, own, wanted, split, samples, chunks)
+            task for i in first if passkey
+            for task in find_key.plan(sources[i], origins[i] or "", chosen[i], wanted, split, samples, chunks)
         ]  # fmt: skip
-        rows, timings = _run(console, tasks, out, same, jobs or _cores(), scheduler)
+        questions = [
+            task for i in first
+            for task in on_tasks.plan(sources[i], origins[i] or "", chosen[i], wanted, split, asked_items, chunks)
+        ]  # fmt: skip
+        rows, timings = _run(console, layer_tasks, out, same, jobs or _cores(), scheduler)
         model_rows: list[dict[str, Any]] = []
         (out / "model.parquet").unlink(missing_ok=True)
         if on_model and runs:
@@ -216,12 +244,19 @@ def compare(
         if searches:
             found_rows, more = _run(console, searches, out, same, 1, scheduler, "passkey samples")
             timings += [{**row, "task": "passkey"} for row in more]
+        answer_rows: list[dict[str, Any]] = []
+        (out / "tasks.parquet").unlink(missing_ok=True)
+        if questions:
+            answer_rows, more = _run(console, questions, out, same, 1, scheduler, "questions")
+            timings += [{**row, "task": "question"} for row in more]
         timings += fits
         paths = [*comparison.write(out, rows, timings)]
         if model_rows:
             paths.append(model_tasks.write(out, model_rows))
         if found_rows:
             paths.append(find_key.write(out, found_rows))
+        if answer_rows:
+            paths.append(on_tasks.write(out, answer_rows))
     except KeyboardInterrupt:
         kept = len(list((out / "tasks").glob("*.json")))
         console.print(
@@ -237,6 +272,8 @@ def compare(
     with_model = model_tasks.summarise(model_rows, seed=seed)
     reduces = base is not None and hasattr(specs[base].codec, "keep")
     asked = at is not None or (base is not None and not reduces) or bool(calibrations)
+    answered = on_tasks.summarise(answer_rows)
+    ranks: list[list[Ranked]] = []
     kept_asked = at_kept is not None or reduces
     equal: list[list[EqualRate]] = []
     equal_kept: list[list[EqualRate]] = []
@@ -253,7 +290,14 @@ def compare(
         _passkey_table(console, [one for one in keys_found if one.model == summary.model])
         _equal_table(console, equal[-1])
         _equal_table(console, equal_kept[-1])
-    paths += _save(out, summaries, with_model, equal, equal_kept, keys_found)
+        ranks.append(ranked.rank_all(summary, on, targets) if asked else [])
+        ranked.show(
+            lambda table: _show(console, table),
+            lambda said: console.print(said, markup=False),
+            ranks[-1],
+            [one for one in answered if one.model == summary.model],
+        )
+    paths += _save(out, summaries, with_model, equal, equal_kept, keys_found, ranks)
     said = [str(path) for path in paths]
     if draw:
         import figures
@@ -340,12 +384,13 @@ def _of(
 def _label(summary: Summary, codec: Codec | FittedCodec | None) -> str | None:
     """What a summary calls the curve of a codec."""
     from reference.compare.equal_rate import same_curve
+    from reference.compare.specs import named
 
     if codec is None:
         return None
     return next(
         p.label for p in summary.points
-        if p.codec == codec.codec_id and p.law == "prompt" and same_curve(p.parameters, codec.parameters)
+        if p.codec == codec.codec_id and p.law == "prompt" and same_curve(p.parameters, named(codec))
     )  # fmt: skip
 
 
@@ -378,14 +423,10 @@ class _Text:
 
 
 def _same(
-    budget: Budget, dtype: Dtype, seed: int, models: list[str], words: _Text | None, caches: list[str]
+    budget: Budget, dtype: Dtype, seed: int, models: list[str], words: Sequence[_Text], caches: list[str]
 ) -> dict[str, Any]:
-    """What a folder of finished tasks stands for. Codecs, bits and layers are in the tasks' own keys."""
-    import numpy
-    import scipy
-
+    """What a folder of finished tasks stands for. Codecs, bits and layers are in the tasks' own keys, sources and libraries in their versions."""
     from kvtheory.sample import SAMPLE
-    from proofs_checks.ledger import source_digest
 
     def digest(name: str) -> str:
         if name == "sample":
@@ -396,13 +437,11 @@ def _same(
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     return {
-        "sources": source_digest(("kvtheory", "reference")),
-        "versions": {"numpy": numpy.__version__, "scipy": scipy.__version__},
         "budget": budget.value,
         "dtype": dtype.value,
         "seed": seed,
         "model": models,
-        "text": None if words is None else words.id,
+        "text": [one.id for one in words],
         "cache": [digest(name) for name in caches],
     }
 
@@ -455,6 +494,10 @@ def _capture(path: str, model: str, text: str, text_id: str, tokens: int) -> Non
     models.capture_to(path, loaded, tokenizer, text, tokens=tokens, text_name=text_id)
 
 
+#: between two lines on progress in a log
+EVERY_SECONDS = 30.0
+
+
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
@@ -467,6 +510,8 @@ def _run(
     scheduler: str | None,
     what: str = "tasks",
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    import time
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from kvtheory import sweep
@@ -480,9 +525,18 @@ def _run(
     with bar:
         shown = bar.add_task("", total=len(tasks), completed=kept)
 
+        start = said = time.monotonic()
+
         def progress(done: int, total: int, task: Task) -> None:
+            nonlocal said
             key = task.key
+            if not console.is_terminal and time.monotonic() - said > EVERY_SECONDS:  # a log has no bar
+                said = time.monotonic()
+                left = (said - start) / (done - kept) * (total - done)
+                console.print(f"{done} of {total} {what}, about {max(1, round(left / 60))} min left", markup=False)
             rate = "" if key["bits"] is None else f" {key['bits']:g} bits"
+            if "item" in key:
+                rate += f", {key['task']} {key['item'] + 1}"
             if "sample" in key:
                 rate += f", sample {key['sample'] + 1}"
             where = f" layer {key['layers']}" if "," not in key["layers"] else ""
@@ -502,12 +556,13 @@ def _save(
     equal: Sequence[Sequence[EqualRate]],
     kept: Sequence[Sequence[EqualRate]],
     keys_found: Sequence[Found],
+    ranks: Sequence[Sequence[Ranked]],
 ) -> list[Path]:
     """The data of the pictures, one file a source, in the format of figures.book, and the table at equal rates; what a former run left is removed."""
     from kvtheory.cli.on_model import picture as point_picture
     from proofs_checks.ledger import plain, write_json
     from reference import compare as comparison
-    from reference.compare import pictures
+    from reference.compare import pictures, ranking
     from reference.compare.equal_rate import kept_row, row
 
     for name in FIGURES:
@@ -518,6 +573,7 @@ def _save(
     for name in ("equal-rate", "equal-kept"):
         for suffix in ("parquet", "json"):
             (out / f"{name}.{suffix}").unlink(missing_ok=True)
+    (out / "ranking.parquet").unlink(missing_ok=True)
 
     def save(name: str, i: int, cache: str, data: Any) -> None:
         write_json(
@@ -525,8 +581,8 @@ def _save(
             {"claim": f"compare/{i}-{cache}", "figure": name, "data": plain(data)},
         )
 
-    rows, kept_rows = [], []
-    for i, (summary, its, shares) in enumerate(zip(summaries, equal, kept)):
+    rows, kept_rows, rank_rows = [], [], []
+    for i, (summary, its, shares, own_ranks) in enumerate(zip(summaries, equal, kept, ranks)):
         on = with_model.get((summary.cache, summary.prefix))
         points = [] if on is None else [point_picture(run) for run in on.points]
         save("pareto", i, summary.cache, {**comparison.picture(summary), "on_model": points})
@@ -539,6 +595,7 @@ def _save(
             "layers": ",".join(map(str, summary.layers)),
         }  # fmt: skip
         kept_rows += [kept_row(one, about) for one in shares]
+        rank_rows += [ranking.row(one, about) for one in own_ranks]
         if not its:
             continue
         rows += [row(one, about) for one in its]
@@ -549,6 +606,8 @@ def _save(
         if ratios["lines"]:
             save("ablation", i, summary.cache, ratios)
     written = [*comparison.write_equal_rates(out, rows)] if rows else []
+    if rank_rows:
+        written.append(comparison.write_ranking(out, rank_rows))
     return written + ([*comparison.write_equal_kept(out, kept_rows)] if kept_rows else [])
 
 

@@ -20,6 +20,7 @@ from kvtheory.cli.on_model import _runner, prefill, refuse_chunks, replace, with
 from kvtheory.statistics import Interval, mean_interval, proportion_interval
 from kvtheory.sweep import Task
 from reference.codec import Codec
+from reference.compare import versions
 from reference.compare.fitted import FittedCodec
 from reference.compare.sources import Source, Split, as_dtype
 from reference.compare.summary import labels, without_seed
@@ -91,6 +92,7 @@ def plan(
                         {**own, **about, "text": "passkey", "cache": "", "sample": number, "prefill": chunk},
                         find,
                         (model, number, samples, indices, carried(codec, indices), split.dtype, chunk),
+                        versions.of_codec(codec, find),
                     )
                 )
     return tasks

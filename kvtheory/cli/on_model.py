@@ -24,6 +24,7 @@ from kvtheory.layer import Decoded, Layer
 from kvtheory.statistics import Interval, RatioBootstrap, bootstrap_ratios
 from kvtheory.sweep import Task
 from reference.codec import Codec
+from reference.compare import versions
 from reference.compare.equal_rate import Curve, EqualRate, at_rates, baseline_of
 from reference.compare.fitted import FittedCodec
 from reference.compare.sources import Source, Split, as_dtype, divide, open_cache
@@ -48,6 +49,7 @@ MODEL_COLUMNS: dict[str, tuple[str, bool, str]] = {
     "plain_surprisal_bits": ("double", False, "sum over these of -log2 P(next token) of the plain model"),
     "surprisal_bits": ("double", False, "the same of the model on the replaced cache"),
     "stream_bytes": ("int64", False, "bytes of all streams of the replaced layers"),
+    "decode_flops": ("int64", True, "floating-point operations of decoding all of them; null where the codec does not say"),
     "held_bits": ("double", False, "8 stream_bytes / numbers of these layers' prefix"),
     "state_bytes": COLUMNS["state_bytes"],
     "kept": ("double", False, "tokens left / tokens coded, mean over the KV heads of the replaced layers"),
@@ -76,6 +78,7 @@ def plan(
             {**task_key(one, codec, indices, split), "prefill": chunk},
             evaluate,
             (one.path, one.digest, model, numbers, carried(codec, indices), split, chunk),
+            versions.of_codec(codec, evaluate),
         )
         for chunk in chunks
         for codec in codecs
@@ -131,6 +134,7 @@ def evaluate(
                 "plain_surprisal_bits": float(seen.plain_surprisal_bits[own].sum()),
                 "surprisal_bits": float(seen.surprisal_bits[own].sum()),
                 "stream_bytes": replaced.stream_bytes,
+                "decode_flops": replaced.decode_flops,
                 "held_bits": 8 * replaced.stream_bytes / replaced.numbers,
                 "state_bytes": codec.state_bytes,
                 "kept": replaced.kept,
@@ -141,12 +145,16 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Replacement:
-    """What stands for a prefix: `decoded` by layer, the bytes of all streams, the numbers that they code, the share of tokens that is left."""
+    """What stands for a prefix: `decoded` by layer, the bytes of all streams, the numbers that they code, the share of tokens that is left.
+
+    decode_flops: of all streams; None where the codec does not say.
+    """
 
     decoded: dict[int, Decoded]
     stream_bytes: int
     numbers: int
     kept: float
+    decode_flops: int | None = None
 
 
 def replace(codec: Codec | FittedCodec, coded: Sequence[Layer]) -> Replacement:
@@ -158,7 +166,13 @@ def replace(codec: Codec | FittedCodec, coded: Sequence[Layer]) -> Replacement:
         total,
         sum(layer.keys.size + layer.values.size for layer in coded),
         float(np.mean([kept_shares(one.decoded, layer.tokens)[0] for one, layer in zip(found, coded)])),
+        _flops(found[:1] if codec.scope == "cache" else found),
     )
+
+
+def _flops(coded: Sequence[Coded]) -> int | None:
+    own = [one.decode_flops for one in coded if one.decode_flops is not None]
+    return sum(own) if len(own) == len(coded) else None
 
 
 def prefill(
@@ -186,6 +200,7 @@ def prefill(
         sum(one.stream_bytes for one, _ in last.values()),
         sum(layer.keys.size + layer.values.size for _, layer in last.values()),
         float(np.mean([kept_shares(one.decoded, layer.tokens)[0] for one, layer in last.values()])),
+        _flops([one for one, _ in last.values()]),
     )
 
 
@@ -246,16 +261,15 @@ class OnModels:
             ("perplexity", np.exp(self.surprisal.log_estimates), np.exp(self.surprisal.log_replicates)),
         )
         for measure, logs, replicates in measures:
-            curves = self._curves(logs, replicates, axis, tokens)
+            curves = self.curves(logs, replicates, axis, tokens)
             label = (
                 None if baseline is None else baseline_of(baseline, [(c.label, c.codec, c.parameters) for c in curves])
             )
             found += at_rates(curves, target_bits, measure, self.kl.segments, self.kl.level, label)
         return found
 
-    def _curves(
-        self, logs: NDArray[np.float64], replicates: NDArray[np.float64], axis: str, tokens: int
-    ) -> list[Curve]:
+    def curves(self, logs: NDArray[np.float64], replicates: NDArray[np.float64], axis: str, tokens: int) -> list[Curve]:
+        """Curves of a measure: its log2 of each point, and the replicates of these; axis and tokens as `place` of reference.compare."""
         groups: dict[str, list[int]] = {}
         for i, point in enumerate(self.points):
             groups.setdefault(point.label, []).append(i)

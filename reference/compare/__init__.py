@@ -37,8 +37,9 @@ from reference.compare.equal_rate import (
     write_equal_rates,
 )
 from reference.compare.fitted import Calibration, FittedCodec, calibration, fit, refuse_same_work, usable
+from reference.compare.ranking import RANKING_COLUMNS, Ranked, rank, write_ranking
 from reference.compare.sources import DTYPES, Source, Split, divide, source
-from reference.compare.specs import Spec, specs
+from reference.compare.specs import EVERY, Spec, specs
 from reference.compare.summary import (
     Point,
     Summary,
@@ -57,12 +58,15 @@ __all__ = [
     "DTYPES",
     "EQUAL_KEPT_COLUMNS",
     "EQUAL_RATE_COLUMNS",
+    "EVERY",
+    "RANKING_COLUMNS",
     "TIMING_COLUMNS",
     "Calibration",
     "Curve",
     "EqualRate",
     "FittedCodec",
     "Point",
+    "Ranked",
     "Source",
     "Spec",
     "Split",
@@ -79,6 +83,7 @@ __all__ = [
     "measure",
     "picture",
     "plan",
+    "rank",
     "refuse_same_work",
     "source",
     "specs",
@@ -87,4 +92,5 @@ __all__ = [
     "write",
     "write_equal_kept",
     "write_equal_rates",
+    "write_ranking",
 ]

@@ -1,7 +1,7 @@
 """Codecs fitted to calibration data, once each: states in files, of which a task opens those of its layers.
 
     calibration   a captured cache of the same model on another work
-    state         of each (codec, options, nominal rate, calibration, set of layers) a folder of its own, named by their hash:
+    state         of each (codec and the version of its sources, options, nominal rate, calibration, set of layers) a folder of its own, named by their hash:
                   layer-<index>.state where the codec's state is a tuple by layer, else whole.state; about.json, written last
 
 A file layer-<index>.state is the state of that codec cut to one layer: a stream written with it is as long as with the whole state, and
@@ -26,6 +26,7 @@ import numpy as np
 from kvtheory import files
 from kvtheory.layer import Cache, Layer
 from reference.codec import Codec, codec_class, load
+from reference.compare import versions
 from reference.compare.sources import Source, open_cache, source
 from reference.compare.specs import Spec, options_at, specs
 
@@ -219,7 +220,10 @@ def _said(spec: Spec, call: Callable[[], Any]) -> None:
 
 
 def _name(codec: str, options: Row, its: Calibration, layers: Sequence[int]) -> str:
-    what = json.dumps([codec, options, its.source.digest, its.tokens, list(layers)], sort_keys=True, default=repr)
+    version = versions.of_modules(codec_class(codec).__module__)
+    what = json.dumps(
+        [codec, options, its.source.digest, its.tokens, list(layers), version], sort_keys=True, default=repr
+    )
     return f"{codec}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 

@@ -1,14 +1,16 @@
 """Codecs as a command names them: `TurboQuant(rotation=haar)`, `MetricKLT(coding=entropy|fixed, window=0)`.
 
-    specs   spec {"," spec}                       value   number | True | False | None | word | 'quoted' | "quoted" | "(" value {"," value} ")"
+    specs   chain {"," chain} | "all"             value   number | True | False | None | word | 'quoted' | "quoted" | "(" value {"," value} ")"
+    chain   spec {">" spec}                       ">": one behind another, a Pipeline
     spec    name ["(" option {"," option} ")"]
     option  name "=" value {"|" value}            "|": each of them, as specs of their own
 
-`none` is a word (a choice of that name), `None` is None. Nothing is evaluated.
+`none` is a word (a choice of that name), `None` is None. Nothing is evaluated. `all` is EVERY.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -20,18 +22,28 @@ from typing import Any
 from reference import parameters
 from reference.codec import Codec, codec_class
 
-__all__ = ["POINT", "Spec", "options_at", "specs"]
+__all__ = ["EVERY", "POINT", "Spec", "options_at", "specs"]
 
 #: parameters that make the points of one curve: nominal bits or kept tokens, and draws of one codec
 POINT = ("bits", "keep", "seed")
 
-_TOKEN = re.compile(r"""\s*(?:([(),=|])|'([^']*)'|"([^"]*)"|([^\s(),=|'"]+))""")
+#: the systems that have a layer or a cache to code; TokenReplay and PredictiveDelta, which need a model beside it, are not compared here (docs/compare.md)
+EVERY = (
+    "Full, TurboQuant, TurboQuant(kind=prod), QJL, PolarQuant, KIVI, KVQuant, PALU, KVTC, AATC, AATC(weights=variance), "
+    "MetricKLT, MetricKLT(coding=fixed), StreamingLLM(keep=.5|.25), SnapKV(keep=.5|.25), ScissorHands(keep=.5|.25), "
+    "MergeReduce(keep=.5|.25), SnapKV(keep=.5) > TurboQuant"
+)
+
+_TOKEN = re.compile(r"""\s*(?:([(),=|>])|'([^']*)'|"([^"]*)"|([^\s(),=|>'"]+))""")
 _WORDS: Mapping[str, Any] = {"True": True, "true": True, "False": False, "false": False, "None": None}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A codec's name and constructor arguments."""
+    """A codec's name and constructor arguments; of "Pipeline" the only one is `stages`, Specs.
+
+    A chain takes the rate for its last stage and the seed for all that draw, where these do not say their own.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -45,13 +57,56 @@ class Spec:
         """Whether it is made by `fit` from calibration data."""
         return hasattr(self.codec, "fit")
 
+    @property
+    def stages(self) -> tuple[Spec, ...]:
+        """Of a chain; () of any other."""
+        return tuple(self.options["stages"]) if self.name == "Pipeline" else ()
+
+    def takes(self, name: str) -> bool:
+        """Whether it has that argument and does not say it itself."""
+        if self.stages:
+            return any(stage.takes(name) for stage in (self.stages if name == "seed" else self.stages[-1:]))
+        return name not in self.options and name in inspect.signature(self.codec).parameters
+
+    def make(self, **given: Any) -> Codec:
+        """The codec, with what is given of `bits` and `seed` beside its options; raises what its constructor raises."""
+        if not self.stages:
+            return self.codec(**{**given, **self.options})
+        own: list[Codec] = []
+        for stage in self.stages:
+            if stage.fitted:
+                raise ValueError(f"{stage.name} is fitted to calibration data; in a chain it is given from Python")
+            names = ("bits", "seed") if stage is self.stages[-1] else ("seed",)
+            own.append(stage.make(**{n: given[n] for n in names if n in given and stage.takes(n)}))
+        return self.codec(tuple(own))  # type: ignore[call-arg]
+
     def __str__(self) -> str:
+        if self.stages:
+            return " > ".join(map(str, self.stages))
         return self.name + (f"({', '.join(f'{k}={v}' for k, v in self.options.items())})" if self.options else "")
 
     def curve(self) -> dict[str, Any]:
         """All parameters but nominal bits, `keep` and seed, as rows have them: what makes a curve one."""
-        own = json.loads(json.dumps(self.codec(**self.options).parameters, default=repr))
+        own = json.loads(json.dumps(named(self.make()), default=repr))
         return {name: value for name, value in own.items() if name not in POINT}
+
+
+def named(codec: Any) -> dict[str, Any]:
+    """A codec's parameters as rows have them: of a Pipeline the stages in words, with the last one's rate and the seeds of all apart."""
+    stages = getattr(codec, "stages", None)
+    if stages is None:
+        return dict(codec.parameters)
+    words = []
+    for i, stage in enumerate(stages):
+        usual = {f.name: f.default for f in dataclasses.fields(stage)}
+        apart = ("bits", "seed") if i + 1 == len(stages) else ("seed",)
+        said = [f"{k}={v}" for k, v in stage.parameters.items() if k not in apart and v != usual.get(k)]
+        words.append(type(stage).__name__ + (f"({', '.join(said)})" if said else ""))
+    seeds = [stage.parameters["seed"] for stage in stages if "seed" in stage.parameters]
+    found: dict[str, Any] = {"stages": " > ".join(words)}
+    if "bits" in stages[-1].parameters:
+        found["bits"] = stages[-1].parameters["bits"]
+    return {**found, "seed": seeds[0]} if seeds else found
 
 
 def specs(text: str | Iterable[str]) -> list[Spec]:
@@ -63,7 +118,7 @@ def specs(text: str | Iterable[str]) -> list[Spec]:
     for one in [text] if isinstance(text, str) else text:
         reader = _Reader(one)
         while reader.more():
-            found += [spec for spec in reader.spec() if spec not in found]
+            found += [spec for spec in reader.chain() if spec not in found]
             if reader.more():
                 reader.take(",")
     return found
@@ -74,9 +129,7 @@ def options_at(spec: Spec, bits: Sequence[float], seeds: Sequence[int]) -> list[
 
     ValueError if it needs a rate and none is given.
     """
-    takes = inspect.signature(spec.codec).parameters
-    rated = "bits" in takes and "bits" not in spec.options
-    seeded = "seed" in takes and "seed" not in spec.options
+    rated, seeded = spec.takes("bits"), spec.takes("seed")
     if rated and not bits:
         raise ValueError(f"bits: {spec.name} needs at least one nominal rate")
     return [
@@ -117,8 +170,22 @@ class _Reader:
         self.at = match.end()
         return match[4] or match[2] or match[3] or "", match[4] is None
 
+    def chain(self) -> list[Spec]:
+        found: list[tuple[Spec, ...]] = [(one,) for one in self.spec()]
+        while self.peek() == ">":
+            self.take(">")
+            behind = self.spec()
+            found = [(*stages, one) for stages in found for one in behind]
+        return [stages[0] if len(stages) == 1 else Spec("Pipeline", {"stages": stages}) for stages in found]
+
     def spec(self) -> list[Spec]:
+        start = self.at
         name, _ = self.word("a codec's name")
+        if name == "all":
+            return specs(EVERY)
+        if name == "Pipeline":
+            self.at = start
+            self.fail("expected its stages as A > B")
         try:
             known = parameters.names(codec_class(name))
         except LookupError as problem:

@@ -199,6 +199,9 @@ def labels(names: Sequence[tuple[str, str, str]]) -> list[str]:
     found = []
     for codec, parameters, state in names:
         own = json.loads(parameters)
+        if codec == "Pipeline" and "stages" in own:  # its stages name it
+            found.append(own["stages"])
+            continue
         usual = _defaults(codec)
         if usual is None:
             others = [json.loads(p) for c, p, _ in names if c == codec]

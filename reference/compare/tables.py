@@ -43,6 +43,11 @@ COLUMNS: dict[str, tuple[str, bool, str]] = {
     "numbers": ("int64", False, "keys.size + values.size of the layer's prefix"),
     "stream_bytes": ("int64", False, "bytes of the stream that holds the layer: everything but the fitted state"),
     "stream_numbers": ("int64", False, "numbers in that stream (of all its layers, where layers are coded together)"),
+    "decode_flops": (
+        "int64",
+        True,
+        "floating-point operations of decoding that stream; null where the codec does not say",
+    ),
     "held_bits": ("double", False, "8 stream_bytes / stream_numbers, bits per number"),
     "state_bytes": ("int64", False, "bytes of the fitted state, which serves any number of streams"),
     "amortised_bits": ("double", False, "held_bits + 8 state_bytes / numbers of all layers of this cache in the table"),
@@ -65,6 +70,13 @@ TIMING_COLUMNS: dict[str, tuple[str, bool, str]] = {
     ),
     "layers": ("string", False, "indices of the layers of the task"),
     "seconds": ("double", False, "of reading, coding, decoding and measuring in the worker"),
+    "cpu_seconds": (
+        "double",
+        True,
+        "CPU seconds of the same, all threads: what a busy machine does not add to; null for a fit",
+    ),
+    "encode_seconds": ("double", True, "CPU seconds of encoding all layers of the task; null for a fit"),
+    "decode_seconds": ("double", True, "CPU seconds of decoding them from the bytes; null for a fit"),
     "cpu": ("string", False, "of the machine that wrote this file; workers of a cluster may be others"),
     "cores": ("int32", False, "logical cores of it"),
     "platform": ("string", False, "operating system and machine"),
@@ -150,6 +162,9 @@ def parquet(path: Path, columns: Mapping[str, tuple[str, bool, str]], rows: Sequ
         ],
         metadata={"kvtheory": f"docs/compare.md, kvtheory {kvtheory.__version__}"},
     )
-    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
+    table = pa.Table.from_pylist(
+        [{n: row.get(n) if nullable else row[n] for n, (_, nullable, _) in columns.items()} for row in rows],
+        schema=schema,
+    )
     with files.replacing(path) as scratch:
         pyarrow.parquet.write_table(table, scratch, compression="zstd")

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from kvtheory import attention
 from kvtheory.layer import Decoded, Layer
-from kvtheory.sweep import Task
+from kvtheory.sweep import Task, stage
 from reference.codec import Codec, decode, encode_cache
+from reference.compare import versions
 from reference.compare.fitted import FittedCodec, nominal
 from reference.compare.sources import Source, Split, divide, open_cache
-from reference.compare.specs import Spec, options_at, specs
+from reference.compare.specs import Spec, named, options_at, specs
 
 __all__ = ["LAWS", "Coded", "carried", "codecs_at", "kept_shares", "measure", "plan", "task_key", "through_bytes"]
 
@@ -45,7 +46,7 @@ def codecs_at(
                 )
             for given in options_at(spec, bits, seeds):
                 try:
-                    found.append(spec.codec(**given))
+                    found.append(spec.make(**given))
                 except (TypeError, ValueError, NotImplementedError) as problem:
                     raise ValueError(f"codecs: {Spec(spec.name, given)}: {problem}") from None
     return found
@@ -94,6 +95,7 @@ def plan(
                 {**task_key(one, codec, indices, its), "law": law},
                 measure,
                 (one.path, one.digest, {i: one.layers[i] for i in indices}, carried(codec, indices), its, law),
+                versions.of_codec(codec, measure),
             )
             for codec, indices in units
         ]
@@ -128,9 +130,11 @@ def _check(one: Source, wanted: Sequence[int], codecs: Sequence[Codec | FittedCo
 
 def task_key(one: Source, codec: Codec | FittedCodec, indices: tuple[int, ...], split: Split) -> Row:
     """What a task is: the columns that head its rows."""
+    said: Mapping[str, Any]
     if isinstance(codec, FittedCodec):
-        state, its = codec.state, codec.calibration
+        state, its, said = codec.state, codec.calibration, codec.parameters
     else:
+        said = named(codec)
         state, its = hashlib.sha256(codec.state).hexdigest()[:16] if codec.state_bytes else "", ""
     return {
         "model": one.model,
@@ -141,11 +145,11 @@ def task_key(one: Source, codec: Codec | FittedCodec, indices: tuple[int, ...], 
         "segments": split.segments,
         "dtype": split.dtype,
         "codec": codec.codec_id,
-        "parameters": json.dumps(codec.parameters, sort_keys=True, default=repr),
+        "parameters": json.dumps(said, sort_keys=True, default=repr),
         "state": state,
         "calibration": its,
-        "bits": nominal(codec.parameters),
-        "seed": codec.parameters.get("seed"),
+        "bits": nominal(said),
+        "seed": said.get("seed"),
         "layers": ",".join(map(str, indices)),
     }
 
@@ -198,11 +202,15 @@ def kept_shares(decoded: Decoded, tokens: int) -> list[float]:
 
 
 class Coded(NamedTuple):
-    """A layer after its way through bytes, with the size of the stream that holds it and the numbers in that stream."""
+    """A layer after its way through bytes, with the size of the stream that holds it and the numbers in that stream.
+
+    decode_flops: of decoding that stream, as `Codec.decode_flops` counts; None where the codec does not say.
+    """
 
     decoded: Decoded
     stream_bytes: int
     stream_numbers: int
+    decode_flops: int | None
 
 
 def through_bytes(codec: Codec | FittedCodec, layers: Sequence[Layer]) -> list[Coded]:
@@ -212,15 +220,28 @@ def through_bytes(codec: Codec | FittedCodec, layers: Sequence[Layer]) -> list[C
     """
     if codec.scope == "cache":
         codec = codec.of(None) if isinstance(codec, FittedCodec) else codec
-        data = encode_cache(codec, layers)
+        with stage("encode"):
+            data = encode_cache(codec, layers)
         numbers = sum(layer.keys.size + layer.values.size for layer in layers)
-        return [Coded(decoded, len(data), numbers) for decoded in decode(data, codec.state)]
+        with stage("decode"):
+            every = decode(data, codec.state)
+        return [Coded(decoded, len(data), numbers, _flops(codec, data)) for decoded in every]
     found = []
     for layer in layers:
         own = codec.of(layer.index) if isinstance(codec, FittedCodec) else codec
-        data = own.encode(layer)
-        found.append(Coded(decode(data, own.state), len(data), layer.keys.size + layer.values.size))
+        with stage("encode"):
+            data = own.encode(layer)
+        with stage("decode"):
+            decoded = decode(data, own.state)
+        found.append(Coded(decoded, len(data), layer.keys.size + layer.values.size, _flops(own, data)))
     return found
+
+
+def _flops(codec: Codec, data: bytes) -> int | None:
+    try:
+        return int(codec.decode_flops(data))
+    except NotImplementedError:
+        return None
 
 
 def measure(
@@ -248,6 +269,7 @@ def measure(
                 "numbers": layer.coded.keys.size + layer.coded.values.size,
                 "stream_bytes": its.stream_bytes,
                 "stream_numbers": its.stream_numbers,
+                "decode_flops": its.decode_flops,
                 "held_bits": 8 * its.stream_bytes / its.stream_numbers,
                 "state_bytes": codec.state_bytes,
                 "window": layer.window,

@@ -122,6 +122,7 @@ def test_rates_are_those_of_the_bytes_and_errors_are_the_unit(file):
                 and r["bits"] in (None, getattr(codec, "bits", None))
             ]
             assert {r["stream_bytes"] for r in own} == {len(stream)}
+            assert {r["decode_flops"] for r in own} == {codec.decode_flops(stream)}
             assert {r["numbers"] for r in own} == {r["stream_numbers"] for r in own} == {NUMBERS}
             assert {r["held_bits"] for r in own} == {8 * len(stream) / NUMBERS} == {reference.held_bits(stream, coded)}
             # scales and header are in it: a nominal rate would be less
@@ -475,9 +476,7 @@ def command(*arguments):
 @pytest.fixture
 def sources(monkeypatch):
     """Sources that stay the same while the tests run, whoever edits them."""
-    from proofs_checks import ledger
-
-    monkeypatch.setattr(ledger, "source_digest", lambda packages: "these")
+    monkeypatch.setattr(compare.versions, "of_modules", lambda *names: "these")
 
 
 @pytest.fixture
@@ -524,14 +523,13 @@ def test_the_command_on_the_sample_cache_interrupted_and_resumed(tmp_path, here)
     assert code == 2 and "seed changed since the sweep in" in said and "choose another folder" in said
 
 
-def test_sources_that_changed_are_no_continuation(tmp_path, here, monkeypatch):
-    from proofs_checks import ledger
-
+def test_sources_that_all_share_run_all_tasks_again(tmp_path, here, monkeypatch):
     options = ["--codecs", "Full", "--layers", "2", "--no-figures", "--out", tmp_path]
     assert command(*options)[0] == 0
-    monkeypatch.setattr(ledger, "source_digest", lambda packages: "other")
+    assert command(*options)[0] == 0 and here.calls == 0
+    monkeypatch.setattr(compare.versions, "of_modules", lambda *names: "other")
     code, said = command(*options)
-    assert code == 2 and "sources changed since the sweep in" in said
+    assert code == 0 and "finished before" not in said and here.calls == 1
 
 
 def test_a_cache_file_and_its_panel(tmp_path, here):
