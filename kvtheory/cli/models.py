@@ -31,9 +31,9 @@ def models(context: typer.Context) -> None:
             else f"{model.download / 1e6:,.0f} MB to fetch" + ", optional" * model.optional
         )
         for line in (
-            f"{name:7}{model.title} ({got})",
-            f"       {model.design}",
-            f"       {model.parameters / 1e6:,.0f} M parameters, {model.kv_bytes_per_token:,} bytes of KV a token in 16 bits; licence: {model.licence}",
+            f"{name:10}{model.title} ({got})",
+            f"          {model.design}",
+            f"          {model.parameters / 1e6:,.0f} M parameters, {model.kv_bytes_per_token:,} bytes of KV a token in 16 bits; licence: {model.licence}",
         ):  # fmt: skip
             console.print(line, markup=False)
     console.print(

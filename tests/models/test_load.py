@@ -47,7 +47,8 @@ def test_what_is_not_there_is_unavailable(tmp_path, monkeypatch):
         load(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ModelUnavailable, match=r"nobody/nothing.*expected one of smol, gemma, qwen, a local path, or a hub id"
+        ModelUnavailable,
+        match=r"nobody/nothing.*expected one of smol, gemma, qwen, qwen-1.5b, a local path, or a hub id",
     ):
         load("nobody/nothing")
     (tmp_path / "notes.txt").write_text("x")
