@@ -112,6 +112,8 @@ def test_snapkv_keeps_the_references_tokens(backend, case, order, data) -> None:
     exact = numpy_snapkv.pooled(mass, codec.kernel, codec.pooling)
     for one, other, score in zip(got.tokens, want, exact):
         mine, theirs = score[np.setdiff1d(one, other)], score[np.setdiff1d(other, one)]
+        if not mine.size:  # this head keeps the same; another does not
+            continue
         assert theirs.max() - mine.min() <= (theirs.max() + mine.min()) * (relative + 2.0**-40) + 2 * absolute
 
 
