@@ -57,13 +57,16 @@ def test_appended_tokens(backend, layer, levels, cuts, order):
 
 @pytest.mark.parametrize("dim", [1, 3, 33, 65])
 def test_a_lone_coordinate_has_a_sign_and_nothing_else(backend, dim):
-    codecs, layer = both((4, 2)), shared.example(heads=1, tokens=1, dim=dim, value_dim=2)
+    # of several vectors: several threads find it, and must not race to say so
+    rows = 10
+    codecs, layer = both((4, 2)), shared.example(heads=1, tokens=rows, dim=dim, value_dim=2)
     header, (parts,) = container.read(codecs[1].encode(layer))
     parts = [bytearray(part.rest()) for part in parts]
     each = (dim + 1) // 2
-    codes = packing.unpack(bytes(parts[3][: packing.packed_size(each, 4)]), each, 4)
-    codes[-1] |= 1
-    parts[3][: packing.packed_size(each, 4)] = packing.pack(codes, 4)
+    first = slice(rows * each * 4 // 8)  # of all vectors the codes of level 1, then those of level 2
+    codes = packing.unpack(bytes(parts[3][first]), rows * each, 4)
+    codes[each - 1 :: each] |= 1
+    parts[3][first] = packing.pack(codes, 4)
     damaged = container.write(header, [parts])
     with pytest.raises(CorruptStream, match="more than a sign") as expected:
         codecs[1].decode(damaged)
