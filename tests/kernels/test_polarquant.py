@@ -31,7 +31,9 @@ def test_same_bytes_and_bits(backend, layer, levels, seed, order):
 
 
 @pytest.mark.parametrize("dim", shared.LARGE)
-@pytest.mark.parametrize(("levels", "dtype"), [((4, 2, 2, 2), "float16"), ((3,) * 10, "bfloat16"), ((8,), "float32")])
+@pytest.mark.parametrize(
+    ("levels", "dtype"), [((4, 2, 2, 2), "float16"), ((3,) * 10, "bfloat16"), ((2,) * 8, "float32"), ((8,), "float32")]
+)
 def test_large_vectors(backend, dim, levels, dtype):
     layer = shared.example(dtype, heads=3, tokens=2, dim=dim, value_dim=dim - 1)
     shared.check(backend, *both(levels, 5), layer, dim)
