@@ -37,5 +37,5 @@ def test_sound_codecs_conform(name):
 
 
 def test_vectors_that_err_together_are_no_collision():
-    (finding,) = asked("OneScale", "seed-collision").findings
+    (finding,) = asked("OneStep", "seed-collision").findings
     assert finding.verdict == "holds", finding

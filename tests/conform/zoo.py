@@ -510,7 +510,7 @@ FAULTS = {
 }
 
 
-class OneScale:
+class OneStep:
     """8 bits between the extremes of all numbers: other faults, but its vectors err together, which no seed does."""
 
     def encode(self, keys, values):
