@@ -196,6 +196,22 @@ def test_the_largest_keys_of_which_a_rope_is_undone(backend):
             stacks.finite(backend.put(keys), backend.put(values), rope)
 
 
+@pytest.mark.parametrize("scaling", (2.0**-20, 0.5, 1.0, 4.0))
+def test_the_largest_keys_come_back_finite(backend, scaling):
+    """Undoing a rope of a small scaling makes keys larger: the limit is that of what comes out."""
+    most = stacked.most_key(Rope(np.ones(1), attention_scaling=scaling))
+    assert most == 2.0**1010 * min(1.0, scaling)
+    rope, positions = Rope(np.ones(1), attention_scaling=scaling), np.arange(3)
+    keys, values = np.full((1, 3, 2), most), np.zeros((1, 3, 1))
+    wanted = stacked.stack(keys, values, rope, positions)
+    assert np.isfinite(wanted).all() and np.abs(wanted).max() <= 2.0**1011
+    with backend.running():
+        found = stacks.stack(backend.put(keys), backend.put(values), rope, positions, 0, 3)
+        assert same_bits(backend.get(found), wanted)
+        with pytest.raises(ValueError, match="keys: expected at most"):
+            stacks.finite(backend.put(keys * 1.01), backend.put(values), rope)
+
+
 @pytest.mark.parametrize("count", (1, 16 * 256, 16 * 256 + 1, 70_000))
 def test_the_last_number_is_looked_at(backend, count):
     keys = np.zeros((1, count, 1), np.float16)

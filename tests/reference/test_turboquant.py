@@ -279,14 +279,15 @@ def test_prod_is_unbiased_and_mse_is_not(bits):
     assert mse.high < 1 and mse.low - 0.01 <= shrunk <= mse.high + 0.01
 
 
+@pytest.mark.parametrize("rotation", ["hadamard", "haar"])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_prod_inner_products_have_the_exact_variance(bits):
+def test_prod_inner_products_have_the_exact_variance(bits, rotation):
     """d E <y, x - x_hat>^2 = (pi/2 - 1/d) D_mse(b - 1) for random y (quantization.prod_distortion), over seeds."""
     dim, own = 64, unit_layer(300 + bits, 40, 64)
     rng = np.random.default_rng(bits)
     squares = []
     for seed in range(60):
-        decoded = reference.decode(reference.TurboQuant(bits, seed, "prod").encode(own))
+        decoded = reference.decode(reference.TurboQuant(bits, seed, "prod", rotation).encode(own))
         y = rng.standard_normal((dim, 8))
         y /= np.linalg.norm(y, axis=0)
         squares.append(dim * ((((decoded.keys - own.keys)[0].astype(np.float64)) @ y) ** 2).mean())

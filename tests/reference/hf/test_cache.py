@@ -201,6 +201,17 @@ def test_rejected_tokens_leave_no_trace(name):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("name", ["TurboQuant 3", "SnapKV 12"])
+def test_what_was_not_taken_back_is_coded_before_the_next_pass(name):
+    """All drafts were right: the next pass reads them as decoded, not as they came."""
+    driven = Driven(codec(name), sinks=1, window=2, every=3, seed=7)
+    driven.cache.activate_past_recording()
+    driven.run(30)
+    assert coded(driven) == [[0]] * len(driven.cache.layers)
+    driven.run(1)
+    assert coded(driven) == [[28]] * len(driven.cache.layers)
+
+
 @pytest.mark.parametrize("name", ["SnapKV 12", "MergeReduce random", "KIVI 2 groups of 2"])
 def test_rows_that_change_places_take_all_they_have_along(name):
     driven = Driven(codec(name), 3, sinks=1, window=2, every=4, seed=8)
