@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 import gpu
 import reference
 from gpu.device_cache import DeviceCache, error_bound
+from gpu.device_cache.bound import EXP, UNIT, gamma
 from gpu.device_cache.segment import SOURCE, WEIGHTS, Partial, combined
 from gpu.module import launch
 from kvtheory import attention
+from kvtheory.layer import Layer
 from tests.kernels.attention_cases import EXAMPLES, compared
 from tests.kernels.strategies import kernel_settings, orders
 from tests.reference.strategies import layer, text
@@ -127,6 +129,41 @@ def test_shares_of_the_bound_add_up():
         (share >= 0).all() for share in shares.values()
     )
     assert (sum(shares.values()) <= total).all() and (total <= 1.01 * sum(shares.values()) + 1e-6).all()
+
+
+@pytest.mark.parametrize("group", (1, 2))
+def test_no_term_of_the_bound_is_missing(group):
+    """The formula of docs/attention.md in plain loops, to first order: every share is at least that, and hardly more."""
+    rng, tokens, dim, scale = np.random.default_rng(group), 40, 12, 0.3
+    keys, values = (rng.standard_normal((2, tokens, d)).astype(np.float32) for d in (dim, 7))
+    layer = Layer(keys, values, scale=scale)
+    q = rng.standard_normal((2 * group, 3, dim)).astype(np.float32)
+    stream = reference.Full().encode(layer)
+    cache = DeviceCache(stream, xp=np, scale=scale)
+    total, shares = error_bound(cache, reference.decode(stream), q, parts=True)
+    (segment,) = cache.segments
+    longest, tiles, slots = segment.work(3 * group, cache.split)
+    assert longest > 0 and tiles > 0 and slots > 0
+    g_logit = gamma(dim + 13)
+    g_above, g_below = (
+        gamma(longest + tiles + slots + 7 + EXP * (tiles + 3)),
+        gamma(6 + tiles + slots + EXP * (tiles + 3)),
+    )
+    for h in range(2 * group):
+        k, v = keys[h // group].astype(float), values[h // group].astype(float)
+        for j, one in enumerate(q[h].astype(float)):
+            z = scale * (k @ one)
+            a = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+            o = a @ v
+            asked = scale * (np.abs(k) @ np.abs(one))
+            eta = (g_logit + 3 * UNIT) * asked
+            eta += UNIT * (z.max() - z + 2 * eta.max())
+            logits = sum(a[t] * eta[t] * abs(v[t] - o) for t in range(tokens))
+            made = sum(a[t] * UNIT * abs(v[t]) for t in range(tokens))
+            sums = sum(a[t] * g_above * abs(v[t]) for t in range(tokens)) + g_below * abs(o)
+            for name, own in (("logits", logits), ("values", made), ("sums", sums)):
+                assert (shares[name][h, j] >= own).all() and (shares[name][h, j] <= 1.001 * own + 1e-12).all(), name
+            assert (total[h, j] >= logits + made + sums + UNIT * abs(o)).all()
 
 
 # -- index arithmetic --------------------------------------------------------------------------------------------------
