@@ -56,7 +56,7 @@ class TorchFile:
             raise CannotImport(
                 f"{path}: a .pt is read by torch, which is not here: {checks.install('real')}; or save a .safetensors"
             ) from None
-        if not zipfile.is_zipfile(path):
+        if not _is_zip(path):
             raise CannotImport(
                 f"{path}: not a file of torch.save, or of its format before 1.6; load it and save it anew"
             )
@@ -113,3 +113,10 @@ class TorchFile:
 
     def close(self) -> None:
         self._tensors.clear()
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # it is one, altered: `open_zip` says how
+        return True

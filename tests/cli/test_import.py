@@ -332,6 +332,16 @@ class TestHostileFiles:
         code, said = run(tmp_path / "x.npz", "--layout", "htd", "--out", tmp_path / "y.safetensors")
         assert code == 2 and "'keys' claims 2,147,483,648 bytes, of 4 in the file" in said
 
+    def test_a_pt_that_says_it_spans_disks(self, tmp_path):
+        """zipfile.is_zipfile itself raises."""
+        pytest.importorskip("torch")
+        data = bytearray(_files()["pt"])
+        locator = data.rindex(b"PK\x06\x07")
+        data[locator + 16 : locator + 20] = (2).to_bytes(4, "little")
+        (tmp_path / "x.pt").write_bytes(data)
+        code, said = run(tmp_path / "x.pt", "--layout", "htd", "--out", tmp_path / "y.safetensors")
+        assert code == 2 and "not a readable file of torch.save" in said and not (tmp_path / "y.safetensors").exists()
+
     @settings(max_examples=120, deadline=None)
     @given(
         kind=st.sampled_from(["npz", "safetensors", "pt"]),
