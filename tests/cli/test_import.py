@@ -342,6 +342,17 @@ class TestHostileFiles:
         code, said = run(tmp_path / "x.pt", "--layout", "htd", "--out", tmp_path / "y.safetensors")
         assert code == 2 and "not a readable file of torch.save" in said and not (tmp_path / "y.safetensors").exists()
 
+    def test_what_zipfile_says_is_cut_short(self, tmp_path):
+        """A wrong length of a name makes zipfile quote everything behind it, in one sentence of any size."""
+        np.savez(tmp_path / "x.npz", keys=np.ones((1, 2000, 3), np.float32), values=np.ones((1, 2000, 3), np.float32))
+        data = bytearray((tmp_path / "x.npz").read_bytes())
+        data[26:28] = (20000).to_bytes(2, "little")
+        (tmp_path / "x.npz").write_bytes(data)
+        with pytest.raises(interop.CannotImport) as refused:
+            interop.read_cache(interop.open_file(tmp_path / "x.npz"), interop.How("htd")).save(tmp_path / "y.safetensors")
+        said = str(refused.value)
+        assert len(said) <= 800 and "\n" not in said and f"{tmp_path / 'x.npz'}: cannot read 'keys'" in said
+
     @settings(max_examples=120, deadline=None)
     @given(
         kind=st.sampled_from(["npz", "safetensors", "pt"]),
