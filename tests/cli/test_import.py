@@ -349,7 +349,9 @@ class TestHostileFiles:
         data[26:28] = (20000).to_bytes(2, "little")
         (tmp_path / "x.npz").write_bytes(data)
         with pytest.raises(interop.CannotImport) as refused:
-            interop.read_cache(interop.open_file(tmp_path / "x.npz"), interop.How("htd")).save(tmp_path / "y.safetensors")
+            interop.read_cache(interop.open_file(tmp_path / "x.npz"), interop.How("htd")).save(
+                tmp_path / "y.safetensors"
+            )
         said = str(refused.value)
         assert len(said) <= 800 and "\n" not in said and f"{tmp_path / 'x.npz'}: cannot read 'keys'" in said
 
