@@ -35,7 +35,7 @@ from reference import arguments, hadamard, memory, packing
 from reference.codec import Appender, Codec
 from reference.minmax import Groups, Stored
 from reference.shape import Shape
-from reference.sketch import SIGMA, sketch
+from reference.sketch import PAIR, SIGMA, sketch
 from reference.stream import Part, Reader
 from reference.vectors import (
     Float32,
@@ -184,16 +184,17 @@ class _Plan:
     def decode(self, signs: NDArray[np.uint8], stored: NDArray[np.int64], limit: float, out: NDArray[Any]) -> None:
         """Signs as `read` gives them and norm codes (n,) -> out (n / h, h, d)."""
         ones = self._scratch("signs", (len(signs), self.signs), np.float32)
-        if self.bytewise:
-            packing.look_up(signs, (1.0, -1.0), ones)
-        else:
-            np.copyto(ones, signs)
-            ones *= np.float32(-2)
-            ones += np.float32(1)
+        half = -(-len(signs) // 2)
+        for own, one in ((slice(half), 1.0), (slice(half, None), float(PAIR))):
+            if self.bytewise:
+                packing.look_up(signs[own], (one, -one), ones[own])
+            else:
+                np.multiply(signs[own], np.float32(-2 * one), out=ones[own])
+                ones[own] += np.float32(one)
         rows = self._sketch.back(ones, self._scratch("rows", (len(signs), self.dim), np.float32), self._scratch)
         gain = np.sqrt(np.pi / 2) / SIGMA / self.signs * norms(stored, MANTISSA_BITS)
         # |S^T q| <= 128 m <= 2^20
-        gained(rows, gain, 128.0 * self.signs, limit, out)
+        gained(rows, gain, 128.0 * self.signs, limit, out, signed_zeros=not self._sketch.full)
 
 
 class _QJLAppender(Appender):

@@ -11,9 +11,9 @@ Here S holds integers: a normal times 16, rounded, from one raw 32-bit Philox wo
 so that S r is exact in float32 for integer r with (row sum of |S|) max |r| <= 2^24, and sign(S r) the same on every machine. Rounding
 adds 1/12 to the variance 256 of an entry; entries beyond 8 standard deviations are cut (their probability is below 2^-32).
 
-S^T q of signs q holds small integers, in float32, two of which fit into one number: with the left and the right half of S's columns
+S^T q of signs q holds small integers, in float32, two of which fit into one number: of two vectors p and q
 
-    q^T (L + 2^12 R) = A + 2^12 B,     |A| < 2^11, |B| < 2^11:    B = rint((A + 2^12 B) / 2^12)
+    S^T (p + 2^12 q) = A + 2^12 B,     |A| < 2^11, |B| < 2^11:    B = rint((A + 2^12 B) / 2^12)
 
 is exact, and costs half the multiplications. Where the column sums of |S| are larger, S is taken some rows at a time.
 """
@@ -34,7 +34,7 @@ __all__ = ["SIGMA", "Sketch", "sketch"]
 
 #: standard deviation of an entry
 SIGMA = float(np.sqrt(16.0**2 + 1 / 12))
-#: the right half of two integers in one float32 is in units of this
+#: the second of two integers in one float32 is in units of this
 PAIR = 1 << 12
 #: float32 numbers around this are multiples of PAIR
 ROUNDER = np.float32(1.5 * 2**23 * PAIR)
@@ -46,50 +46,51 @@ _STEP = 1 << 16
 class Sketch:
     """matrix: S (rows, dim), integers in float32. bits: S r is exact for integers |r| <= 2^bits.
 
-    paired: L + 2^12 R (rows, dim / 2), and how many of its rows are taken at once; None where dim is odd.
+    step: rows taken at once, in which every column sum of |S| is below 2^11. full: no column of such a step is all zeros, so that a
+    sum that is 0 is +0 in any order of summation (a number and its opposite meet in it, and x - x = +0).
     """
 
     matrix: NDArray[np.float32]
     bits: int
-    paired: tuple[NDArray[np.float32], int] | None = None
+    step: int
+    full: bool
+
+    @classmethod
+    def of(cls, matrix: NDArray[np.float32], bits: int) -> Sketch:
+        """The sketch of a matrix (rows, dim) of integers, |.| <= 128."""
+        rows, parts = len(matrix), 1
+        magnitude = np.abs(matrix)
+        while True:
+            step = -(-rows // parts)
+            # sums of integers below 2^24: exact
+            sums = np.add.reduceat(magnitude, np.arange(0, rows, step))
+            most = float(sums.max())
+            if most < PAIR // 2:
+                return cls(matrix, bits, step, bool((sums > 0).all()))
+            parts = max(parts + 1, int(parts * most) // (PAIR // 2))
 
     def back(self, q: NDArray[np.float32], out: NDArray[np.float32], scratch: Scratch) -> NDArray[np.float32]:
-        """S^T q, exact: vectors of signs +-1 as rows q (n, rows) -> out (n, dim)."""
-        if self.paired is None:
-            return np.matmul(q, self.matrix, out=out)
-        paired, step = self.paired
-        half = paired.shape[1]
-        left, right = out[:, :half], out[:, half:]
-        both, high = scratch("both", left.shape, np.float32), scratch("high", left.shape, np.float32)
-        for start in range(0, len(paired), step):
-            np.matmul(q[:, start : start + step], paired[start : start + step], out=both)
+        """S^T q, exact: signs as rows q (n, rows), +-1 in the first ceil(n / 2), +-PAIR in the others, -> out (n, dim). q is overwritten."""
+        half = -(-len(q) // 2)
+        first, second = out[:half], out[half:]
+        pairs = q[:half]
+        pairs[: len(second)] += q[half:]
+        both, high = scratch("both", first.shape, np.float32), scratch("high", first.shape, np.float32)
+        for start in range(0, len(self.matrix), self.step):
+            rows = slice(start, start + self.step)
+            np.matmul(pairs[:, rows], self.matrix[rows], out=both)
             # rounded to a multiple of 2^12, the last bit of numbers of that size
             np.add(both, ROUNDER, out=high)
-            np.subtract(high, ROUNDER, out=high)
+            high -= ROUNDER
             if start == 0:
-                np.subtract(both, high, out=left)
-                np.multiply(high, np.float32(1 / PAIR), out=right)
+                np.subtract(both, high, out=first)
+                np.multiply(high[: len(second)], np.float32(1 / PAIR), out=second)
             else:
-                left += np.subtract(both, high, out=both)
-                right += np.multiply(high, np.float32(1 / PAIR), out=high)
+                both -= high
+                first += both
+                high *= np.float32(1 / PAIR)
+                second += high[: len(second)]
         return out
-
-
-def _paired(matrix: NDArray[np.float32]) -> tuple[NDArray[np.float32], int] | None:
-    rows, dim = matrix.shape
-    if dim % 2:
-        return None
-    magnitude, parts = np.abs(matrix), 1
-    while True:
-        step = -(-rows // parts)
-        # sums of integers below 2^24: exact
-        most = max(float(magnitude[start : start + step].sum(axis=0).max()) for start in range(0, rows, step))
-        if most < PAIR // 2:
-            break
-        parts = max(parts + 1, int(parts * most) // (PAIR // 2))
-    paired = matrix[:, : dim // 2] + np.float32(PAIR) * matrix[:, dim // 2 :]
-    paired.flags.writeable = False
-    return paired, step
 
 
 @functools.cache
@@ -125,4 +126,4 @@ def sketch(seed: int, purpose: str, rows: int, dim: int) -> Sketch:
     matrix = entries.reshape(rows, dim)
     matrix.flags.writeable = False
     largest = int(np.abs(matrix).sum(axis=1, dtype=np.float64).max())
-    return Sketch(matrix, min(14, ((1 << 24) // max(largest, 1)).bit_length() - 1), _paired(matrix))
+    return Sketch.of(matrix, min(14, ((1 << 24) // max(largest, 1)).bit_length() - 1))

@@ -145,16 +145,19 @@ def read_norms(reader: Reader, count: int, mantissa_bits: int, what: str) -> NDA
     return stored
 
 
-def gained(rows: Float32, gain: Float64, most: float, limit: float, out: NDArray[Any]) -> None:
+def gained(
+    rows: Float32, gain: Float64, most: float, limit: float, out: NDArray[Any], signed_zeros: bool = True
+) -> None:
     """Integers rows (n, d), |.| <= most <= 2^24, times gain (n,) >= 0 -> out (n / h, h, d), of magnitude <= limit. rows are overwritten.
 
     gain is rounded to 24 bits, as float32 has them, whatever its exponent; the product is rounded once to float32 (then to the
-    element type of `out`). A zero is +0, however its sum was ordered.
+    element type of `out`). A zero is +0, however its sum was ordered; signed_zeros: whether rows may hold -0.
     """
-    rows += np.float32(0)
     # with room for rounding; then float32 rounds to 24 bits, and only a zero to zero
     normal = float(gain.max(initial=0.0)) * most <= limit / 2 and float(gain.min(initial=np.inf)) >= 2.0**-126
     if normal and out.dtype == np.float32:
+        if signed_zeros:
+            rows += np.float32(0)
         np.multiply(rows.reshape(out.shape), gain.astype(np.float32).reshape(*out.shape[:2], 1), out=out)
         return
     f, k = np.frexp(gain)

@@ -12,7 +12,7 @@ import kvtheory
 import reference
 from kvtheory.statistics import mean_interval
 from reference import minmax, stream
-from reference.sketch import PAIR, SIGMA, Sketch, _edges, _entries, _paired, sketch
+from reference.sketch import PAIR, SIGMA, Sketch, _edges, _entries, sketch
 from reference.vectors import Scratch, gained
 from tests.reference import strangers
 from tests.reference.independent import bits_of
@@ -240,21 +240,49 @@ def test_on_the_sample_cache(bits):
 )
 def test_two_sums_in_one_number_are_both_exact(rows, dim):
     s = sketch(5, "test_qjl back", rows, dim)
-    assert (s.paired is None) == (dim % 2 == 1)
     rng = np.random.default_rng(rows)
     # the signs of each column of S, too: its sums are the largest
     q = np.concatenate([rng.choice([-1.0, 1.0], (50, rows)), np.where(s.matrix.T < 0, -1.0, 1.0)]).astype(np.float32)
-    found = s.back(q, np.full((len(q), dim), np.nan, np.float32), Scratch())
-    assert np.array_equal(found, q.astype(np.float64) @ s.matrix.astype(np.float64))
+    for count in (len(q), len(q) - 1, 2, 1):
+        own = q[-count:]
+        found = s.back(paired(own), np.full((count, dim), np.nan, np.float32), Scratch())
+        assert np.array_equal(found, own.astype(np.float64) @ s.matrix.astype(np.float64))
+
+
+def paired(q):
+    """As `Sketch.back` takes signs: those of the second half in another unit."""
+    own = q.copy()
+    own[-(-len(q) // 2) :] *= PAIR
+    return own
 
 
 def test_rows_of_a_sketch_are_taken_so_that_no_sum_passes_its_place():
-    everywhere = np.full((300, 4), 100, np.float32)
-    paired, step = _paired(everywhere)
-    assert step * 100 < PAIR / 2 <= 2 * step * 100
-    s = Sketch(everywhere, 8, (paired, step))
+    s = Sketch.of(np.full((300, 4), 100, np.float32), 8)
+    assert s.step * 100 < PAIR / 2 <= 2 * s.step * 100
     q = np.ones((2, 300), np.float32)
-    assert np.array_equal(s.back(q, np.empty((2, 4), np.float32), Scratch()), np.full((2, 4), 30000))
+    assert np.array_equal(s.back(paired(q), np.empty((2, 4), np.float32), Scratch()), np.full((2, 4), 30000))
+
+
+@pytest.mark.parametrize("hole", [None, (0, 1), (0, 0), (1, 1)])
+def test_zeros_without_sign_are_known_beforehand(hole):
+    """A column of zeros in a step may sum to -0, any other cannot."""
+    matrix = np.full((40, 3), 100, np.float32)  # two steps of 20
+    if hole is not None:
+        matrix[20 * hole[0] : 20 * (hole[0] + 1), hole[1]] = 0
+    s = Sketch.of(matrix, 8)
+    assert s.step == 20 and s.full == (hole is None)
+
+
+def test_no_zero_comes_back_with_a_sign():
+    """One channel, one sign: S is a single number, and 0 for one seed in forty."""
+    single = kvtheory.Layer(np.full((1, 3, 1), -1, np.float32), np.ones((1, 3, 1), np.float32))
+    zeros = 0
+    for seed in range(200):
+        codec = reference.QJL(1, seed)
+        keys = codec.decode(codec.encode(single)).keys
+        zeros += not keys.any()
+        assert not np.signbit(keys[keys == 0]).any()
+    assert zeros
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
