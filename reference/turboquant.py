@@ -129,6 +129,8 @@ class _Plan:
                 named = np.tile(self._signed, 2)
                 self._with_last = named, _pairs(named) if few else None
             self._turned = self._turned_sketch(self._sketch) if self._haar is None else None
+        # no column of zeros: a sum of the sketch's numbers that is 0 is +0 (sketch.py)
+        self._full = self._turned is not None and bool(self._turned.any(axis=0).all())
         # few thresholds are compared with one by one
         self._guess = self._fine_grid() if self.mse_bits >= 6 else None
         self._scratch = Scratch()
@@ -242,10 +244,10 @@ class _Plan:
     # -- codes to vectors ----------------------------------------------------------------------------------------------
 
     def _turned_sketch(self, sketch: Sketch) -> Float32 | None:
-        """S M, so that M S^T q = (S M)^T q is one product; None where float32 does not hold all its partial sums."""
+        """S M s, so that s M S^T q = (S M s)^T q is one product; None where float32 does not hold all its partial sums."""
         turned = self._exact.forward(sketch.matrix).T
         most = np.abs(turned).sum(axis=0, dtype=np.float64).max()
-        return np.ascontiguousarray(turned) if most <= hadamard.EXACT else None
+        return np.ascontiguousarray(turned * self._signs) if most <= hadamard.EXACT else None
 
     def _values(self, codes: NDArray[np.uint8]) -> Float32:
         """p of codes (d, n): the points they name, with their signs, in units of 2^-f."""
@@ -271,19 +273,47 @@ class _Plan:
         np.copyto(planes, np.subtract(np.int8(1), one.view(np.int8), out=one.view(np.int8)))
         return planes
 
-    def _named(self, name: str, codes: NDArray[np.uint8]) -> Float32:
-        """`_values` of codes with the last bit of "prod"."""
+    def _turned_points(self, codes: NDArray[np.uint8]) -> Float32:
+        """s M p of codes (d, n) with the last bit of "prod", as rows (n, d): integers, a zero of either sign."""
         if self._with_last is not None:
-            return self._looked_up(name, codes, *self._with_last)
-        planes = self._plus_minus(name, codes, 0)
-        planes *= self._signed[0]
-        return planes
+            rows = self._exact.inverse(self._looked_up("planes", codes, *self._with_last), self._scratch)
+            rows *= self._signs
+        else:  # one point and its opposite
+            rows = self._exact.inverse(self._plus_minus("planes", codes, 0), self._scratch)
+            rows *= self._signs * self._signed[0]
+        return rows
 
-    def decode(self, codes: NDArray[np.uint8], stored: NDArray[np.int64], limit: float, out: NDArray[Any]) -> None:
-        """Planes of codes (d, n) and norm codes (n, 1 or 2) -> out (n / h, h, d): float32 numbers of magnitude <= limit (float64 for "haar")."""
+    def _turned_last(self, codes: NDArray[np.uint8], packed: NDArray[np.uint8] | None) -> NDArray[Any]:
+        """s M S^T q of codes (d, n) and of the bytes (n, d bits / 8) they came in, as rows (n, d): integers."""
+        assert self._sketch is not None
+        if self._turned is None:
+            # S^T q is below 2^24, M S^T q need not be
+            q = self._plus_minus("planes", codes, self.bits - 1)
+            wide: Float64 = self._exact.inverse(np.matmul(self._sketch.matrix.T, q).astype(np.float64)) * self._signs
+            return wide
+        shape = codes.shape[::-1]
+        if packed is not None and 8 % self.bits == 0 and self.bits < 8:
+            q = self._scratch("signs", shape, np.float32)
+            packing.look_up(packed, tuple(1.0 - 2 * (code >> self.bits - 1) for code in range(1 << self.bits)), q)
+        else:
+            q = self._plus_minus("planes", codes, self.bits - 1).T
+        return np.matmul(q, self._turned, out=self._scratch("turned", shape, np.float32))
+
+    def decode(
+        self,
+        codes: NDArray[np.uint8],
+        stored: NDArray[np.int64],
+        limit: float,
+        out: NDArray[Any],
+        packed: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Planes of codes (d, n) and norm codes (n, 1 or 2) -> out (n / h, h, d): float32 numbers of magnitude <= limit (float64 for "haar").
+
+        packed: the bytes that the codes came in, (n, d bits / 8), if they fill whole ones.
+        """
         every = norms(stored, self.mantissa_bits)
         if self._sketch is not None:
-            self._decode_prod(codes, every, limit, out)
+            self._decode_prod(codes, packed, every, limit, out)
         elif self._haar is not None:
             gain = every[:, 0] / (2.0**self.fraction_bits * np.sqrt(self.dim))
             rows = (self._haar.T @ self._values(codes)).T * gain[:, None]
@@ -298,52 +328,70 @@ class _Plan:
         gain = norm / (float(1 << self.fraction_bits) * self.dim * np.sqrt(float(self._exact.m)))
         gained(rows, gain, self._exact.row_sum * float(self.points[-1]), limit, out)
 
-    def _decode_prod(self, codes: NDArray[np.uint8], every: Float64, limit: float, out: NDArray[Any]) -> None:
-        """Both terms exact in integers, then each times its gain and their sum in float64; rounded once to float32."""
+    def _decode_prod(
+        self,
+        codes: NDArray[np.uint8],
+        packed: NDArray[np.uint8] | None,
+        every: Float64,
+        limit: float,
+        out: NDArray[Any],
+    ) -> None:
+        """Both terms exact in integers, then each times its gain and their sum in float64; rounded once to float32. A zero is +0."""
         assert self._sketch is not None
-        q = self._plus_minus("planes", codes, self.bits - 1)
         gains = [np.sqrt(np.pi / 2) / SIGMA / self.dim * every[:, -1]]
         if self.mse_bits:
             gains.insert(0, every[:, 0] / (2.0**self.fraction_bits * np.sqrt(float(self.dim))))
         if self._haar is not None:
             total = np.zeros((codes.shape[1], self.dim))
-            p = [self._named("points", codes)] if self.mse_bits else []
-            for planes, gain in zip([*p, np.matmul(self._sketch.matrix.T, q)], gains):
+            terms = [np.matmul(self._sketch.matrix.T, self._plus_minus("planes", codes, self.bits - 1))]
+            if self.mse_bits:
+                terms.insert(0, self._named_with_last(codes))
+            for planes, gain in zip(terms, gains):
                 total += (self._haar.T @ planes).T * gain[:, None]
             out[...] = (np.clip(total, -limit, limit) + 0.0).reshape(out.shape)
             return
-        if self._turned is not None:
-            turned = [np.matmul(q.T, self._turned, out=self._scratch("turned", q.T.shape, np.float32))]
-        else:
-            # S^T q is below 2^24, M S^T q need not be
-            turned = [self._exact.inverse(np.matmul(self._sketch.matrix.T, q).astype(np.float64))]
+        turned = [self._turned_last(codes, packed)]
         if self.mse_bits:
-            turned.insert(0, self._exact.inverse(self._named("planes", codes), self._scratch))
+            turned.insert(0, self._turned_points(codes))
         gains = [gain / np.sqrt(float(self._exact.gain2)) for gain in gains]
         # |M S^T q| <= 128 d L
         bounds = [self._exact.row_sum * float(self.points[-1])] if self.mse_bits else []
         bounds.append(128.0 * self.dim * self._exact.row_sum)
         beyond = sum(bound * float(gain.max(initial=0)) for bound, gain in zip(bounds, gains)) > limit
-        single = self._scratch("x^", (len(every), self.dim), np.float32)
-        for start in range(0, len(every), ROWS):
-            rows = slice(start, start + ROWS)
-            total, term = (self._scratch(name, single[rows].shape, np.float64) for name in ("total", "term"))
+        # integers times gains of at least 2^-60 are multiples of 2^-113, and so is their sum: float32 rounds none to zero. And a sum
+        # that is 0 is +0: the second term is never -0, having a gain above 0 and no column of zeros
+        calm = self._full and not beyond and min(float(gain.min(initial=1)) for gain in gains) >= 2.0**-60
+        heads = out.shape[1]
+        step = max(1, ROWS // heads)
+        for start in range(0, len(out), step):
+            tokens = slice(start, start + step)
+            target = out[tokens]
+            rows = slice(start * heads, start * heads + len(target) * heads)
+            total, term = (self._scratch(name, turned[0][rows].shape, np.float64) for name in ("total", "term"))
             for number, (integers_, gain) in enumerate(zip(turned, gains)):
                 np.copyto(term, integers_[rows])
                 np.multiply(term, gain[rows, None], out=term if number else total)
                 if number:
                     total += term
+            if calm and out.dtype == np.float32:
+                np.copyto(target, total.reshape(target.shape), casting="same_kind")
+                continue
             if beyond:
                 np.clip(total, -limit, limit, out=total)
-            np.copyto(single[rows], total, casting="same_kind")
-            single[rows] *= self._signs
-        if beyond:  # a number may have been rounded up
-            np.clip(single, -limit, limit, out=single)
-        if out.dtype == np.float32:
-            np.add(single.reshape(out.shape), np.float32(0), out=out)
-            return
-        single += np.float32(0)
-        out[...] = single.reshape(out.shape)
+            single = self._scratch("x^", total.shape, np.float32)
+            np.copyto(single, total, casting="same_kind")
+            if beyond:  # a number may have been rounded up
+                np.clip(single, -limit, limit, out=single)
+            single += np.float32(0)
+            target[...] = single.reshape(target.shape)
+
+    def _named_with_last(self, codes: NDArray[np.uint8]) -> Float32:
+        """`_values` of codes (d, n) with the last bit of "prod"."""
+        if self._with_last is not None:
+            return self._looked_up("points", codes, *self._with_last)
+        planes = self._plus_minus("points", codes, 0)
+        planes *= self._signed[0]
+        return planes
 
 
 def _pairs(values: Float32) -> NDArray[np.complex64]:
@@ -550,5 +598,6 @@ def _decode_side(codec: TurboQuant, shape: Shape, coded: _Coded) -> NDArray[Any]
         else:
             assert codes is not None
             np.copyto(planes, codes[rows].T)
-        plan.decode(planes, stored[rows], limit, out[:, block].transpose(1, 0, 2))
+        own = None if packed is None else packed[rows]
+        plan.decode(planes, stored[rows], limit, out[:, block].transpose(1, 0, 2), own)
     return out
