@@ -16,6 +16,7 @@ from proofs_checks.sequential import (
     replaying,
     residual,
     sharing,
+    sizes,
     stacked,
     surprise,
     trie,
@@ -28,6 +29,9 @@ per_step_decoded = entropy.per_step_decoded
 per_step_injective = entropy.per_step_injective
 injectivity_on_real_models = injectivity.on_real_models
 injectivity_up_to_embeddings = injectivity.up_to_embeddings
+perplexity_in_bits = sizes.perplexity_in_bits
+cache_of_80_gb = sizes.cache_of_80_gb
+cache_in_bytes = sizes.cache_in_bytes
 ratio_914000 = ratio.ratio_914000
 ratio_corrected = ratio.ratio_corrected
 payload_is_surprisal = replaying.payload_is_surprisal
