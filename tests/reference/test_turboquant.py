@@ -400,3 +400,33 @@ def test_prod_is_decoded_as_the_formula_has_it(dim, bits, limit):
     again = np.full_like(out, np.nan)
     plan.decode(codes, stored, limit, again)
     assert np.array_equal(again, out)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-149, 2.0**-140, 1.0])
+def test_no_zero_of_prod_comes_back_with_a_sign(bits, scale):
+    """Of vectors that are 0, both terms are zeros of any sign; of tiny ones, float32 rounds their sum to a zero of any sign."""
+    rng = np.random.default_rng(bits)
+    keys = (scale * rng.integers(-3, 4, (2, 40, 16))).astype(np.float32)
+    codec = reference.TurboQuant(bits=bits, kind="prod")
+    found = codec.decode(codec.encode(kvtheory.Layer(keys, np.ones((2, 40, 4), np.float32)))).keys
+    assert not np.signbit(found[found == 0]).any()
+    if scale == 0:
+        assert not found.any()
+    elif scale < 2.0**-145:  # or nothing was rounded to zero
+        assert (found == 0).any()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
+def test_prod_decodes_the_same_in_blocks_of_any_heads_and_from_any_rows(bits):
+    """Codes that fill whole bytes are read from these; one key more, and a head number that no block is a multiple of, change no number."""
+    rng = np.random.default_rng(bits)
+    keys = rng.standard_normal((3, 700, 16)).astype(np.float32)
+    codec = reference.TurboQuant(bits=bits, kind="prod")
+    found = codec.decode(codec.encode(kvtheory.Layer(keys, keys)))
+    for head in range(3):
+        alone = codec.decode(codec.encode(kvtheory.Layer(keys[head : head + 1], keys[head : head + 1])))
+        assert np.array_equal(alone.keys[0], found.keys[head]) and np.array_equal(alone.values[0], found.values[head])
+    wide = codec.decode(codec.encode(kvtheory.Layer(keys.astype(np.float64), keys.astype(np.float64))))
+    # float64 takes the way that is not short
+    assert np.array_equal(wide.keys, found.keys.astype(np.float64))
