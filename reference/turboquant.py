@@ -289,7 +289,9 @@ class _Plan:
         if self._turned is None:
             # S^T q is below 2^24, M S^T q need not be
             q = self._plus_minus("planes", codes, self.bits - 1)
-            wide: Float64 = self._exact.inverse(np.matmul(self._sketch.matrix.T, q).astype(np.float64)) * self._signs
+            wide: NDArray[Any] = (
+                self._exact.inverse(np.matmul(self._sketch.matrix.T, q).astype(np.float64)) * self._signs
+            )
             return wide
         shape = codes.shape[::-1]
         if packed is not None and 8 % self.bits == 0 and self.bits < 8:
