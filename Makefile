@@ -14,7 +14,7 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.t
 # an index set-up with unused entries makes pip repeat itself dozens of times
 HUSH = 2> >(grep -v "^WARNING: Location" >&2)
 
-.PHONY: help verify test test-compat figures bench lint fuzz docs clean
+.PHONY: help verify test test-report test-compat figures bench lint fuzz docs faults supply sanitize clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
@@ -35,6 +35,9 @@ verify: $(VENV)/base.stamp ## check every claim on the embedded real cache and s
 test: $(VENV)/all.stamp ## the property-based tests
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)
 
+test-report: $(VENV)/all.stamp ## the report in headless Chromium, which must be there (Debian: chromium, chromium-driver)
+	KVTHEORY_REQUIRE_CHROMIUM=1 $(RUN) -m pytest tests/report $(ARGS)
+
 test-compat: $(VENV)/all.stamp ## reference.hf with the two minor versions of transformers before the pinned one, in venvs of their own
 	$(RUN) scripts/compat.py $(VENV)/compat $(ARGS)
 
@@ -51,9 +54,19 @@ lint: $(VENV)/all.stamp ## ruff, mypy, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-fuzz: $(VENV)/all.stamp ## coverage-guided fuzzing of all decoders for T seconds  (T=60; a CORPUS folder to go on with in ARGS)
+fuzz: $(VENV)/all.stamp ## coverage-guided fuzzing of all readers of bytes for T seconds in all  (T=60; a target's name in ARGS: that one alone)
 	@$(PIP) -e '.[fuzz]' $(HUSH)
-	$(RUN) -m tests.fuzz.target -max_total_time=$(T) $(ARGS)
+	$(RUN) -m tests.fuzz.every $(T) $(ARGS)
+
+faults: $(VENV)/all.stamp ## kill -9, full disk, read-only folder, two at once, Ctrl-C: what every command leaves behind
+	$(RUN) -m tests.faults $(ARGS)
+
+sanitize: $(VENV)/all.stamp ## the kernels' simulator and kernels on it under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(RUN) -m tests.simt.sanitised $(ARGS)
+
+supply: $(VENV)/all.stamp ## the lock with hashes, the licences, and that no reader unpickles
+	$(RUN) scripts/supply.py check
+	$(RUN) -m pytest tests/test_supply.py $(ARGS)
 
 docs: $(VENV)/all.stamp ## HTML documentation in docs/_build
 	$(RUN) -m sphinx -q -W -b html docs docs/_build

@@ -17,6 +17,8 @@ CAPTION = (
     "apart from its streams; the table beside this figure has their bits, and those of the full cache, 16."
 )
 _COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#999999")
+#: so that the parts stay apart in grey
+_HATCHES = ("", "", "////", "....", "xxxx")
 
 
 def _panels(results: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -30,10 +32,18 @@ def draw(results: dict[str, Any], style: str) -> Any:
     for panel, ax in zip(panels, axes):
         rows = [row for row in panel["codecs"] if row["codec"] != "Full"][::-1]
         left = [0.0] * len(rows)
-        for kind, colour in zip(kinds, _COLOURS):
+        for kind, colour, hatch in zip(kinds, _COLOURS, _HATCHES):
             widths = [row["parts"][kind] for row in rows]
             ax.barh(
-                range(len(rows)), widths, left=left, color=colour, label=kind, height=0.66, edgecolor="white", lw=0.6
+                range(len(rows)),
+                widths,
+                left=left,
+                color=colour,
+                label=kind,
+                height=0.66,
+                edgecolor="white",
+                lw=0.6,
+                hatch=hatch,
             )
             left = [a + b for a, b in zip(left, widths)]
         for i, row in enumerate(rows):

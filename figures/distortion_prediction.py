@@ -38,7 +38,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
         for c in curves:
             group = _group(c)
             (handles[group],) = axes.plot(
-                c["mean_logit_variance"], c["ratio"], **styles.look(groups.index(group)), lw=0.7 * width, alpha=0.85, mew=0
+                c["mean_logit_variance"], c["ratio"], **styles.look(groups.index(group)), ls="--" if real else "-", lw=0.7 * width, alpha=0.85, mew=0
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set(xlabel="mean logit variance", title="real cache" if real else "synthetic")

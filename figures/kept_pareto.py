@@ -104,6 +104,11 @@ def _panel(axes: Any, points: list[Point], looks: dict[str, dict[str, Any]], log
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -1.0), max(high, 1.0))
     ticks = sorted({float(f"{p['budget']:.3g}") for p in points if isinstance(p["budget"], float)})
+    if len(ticks) < 4:
+        # few budgets leave the axis bare: round shares between them, clear of their labels
+        low, high = axes.get_xlim()
+        round_ones = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+        ticks += [x for x in round_ones if low <= x <= high and all(max(x / t, t / x) > 1.15 for t in ticks)]
     if ticks:
         axes.set_xticks(ticks)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g}%"))

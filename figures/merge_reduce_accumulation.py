@@ -41,8 +41,8 @@ def draw(results: dict[str, Any], style: str) -> Any:
     right.plot(
         ratio, [s["one coin"] for s in steps], color=styles.COLOURS[5], marker="x", ls=":", label="one coin for all"
     )
-    right.plot(ratio, [s["bound"] for s in steps], color="black", lw=0.8, label="log2²(n/K)")
-    right.plot(ratio, [r.bit_length() - 1 for r in ratio], color=styles.GUIDE, ls="--", lw=0.8, label="log2(n/K)")
+    right.plot(ratio, [s["bound"] for s in steps], color="black", lw=0.8, label=r"$\log_2^2(n/K)$")
+    right.plot(ratio, [r.bit_length() - 1 for r in ratio], color=styles.GUIDE, ls="--", lw=0.8, label=r"$\log_2(n/K)$")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

@@ -10,7 +10,7 @@ NAME = "recompute-differences"
 CAPTION = (
     "Keys and values computed anew from the same tokens, against one pass over the whole text on one thread. Left: share of numbers with other bits, by layer of the first model, computed "
     "and stored in float32 (solid) or bfloat16 (dashed); plans that are not drawn gave the same bits everywhere. Right: bits a number that a lossless store spends on the "
-    "differences (entropy of their steps in the format, mean over layers), a mark for each plan; vertical lines: what the tokens take. Computed in float32 and kept as bfloat16 or float16, few numbers "
+    "differences (entropy of their steps in the format, mean over layers), a mark for each plan, filled for the first model and hollow for the second; vertical lines: what the tokens take. Computed in float32 and kept as bfloat16 or float16, few numbers "
     "differ, and even these cost more than the tokens."
 )
 
@@ -37,6 +37,8 @@ def draw(results: dict[str, Any], style: str) -> Any:
                         range(len(r["differing"])),
                         r["differing"],
                         line,
+                        marker=styles.MARKERS[i],
+                        markevery=(2 + i, 6),
                         color=styles.COLOURS[i],
                         label=plan if line == "-" else None,
                     )
@@ -50,7 +52,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
                     bits = _mean(r["entropy_bits"])
                     if (r["model"], r["plan"], (r["compute"], r["stored"])) == (model, plan, pair) and bits > 0:
                         right.plot(
-                            bits, y + 0.16 * (j - (len(models) - 1) / 2), "o" if j == 0 else "D", color=styles.COLOURS[i], mfc=styles.COLOURS[i] if j == 0 else "white"
+                            bits, y + 0.16 * (j - (len(models) - 1) / 2), styles.MARKERS[i], color=styles.COLOURS[i], mfc=styles.COLOURS[i] if j == 0 else "white"
                         )  # fmt: skip
         tokens = results["sequential/recompute-is-bit-exact"]["tokens_bits"][model]
         right.axvline(tokens, color=styles.GUIDE, ls="-" if j == 0 else "--", lw=1)
@@ -58,7 +60,7 @@ def draw(results: dict[str, Any], style: str) -> Any:
         right.plot(
             [],
             [],
-            "o" if j == 0 else "D",
+            "h",
             color=styles.GUIDE,
             mfc=styles.GUIDE if j == 0 else "white",
             ls="-" if j == 0 else "--",

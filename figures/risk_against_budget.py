@@ -77,7 +77,9 @@ def draw(results: dict[str, Any], style: str) -> Any:
             (handles["floor under any K own tokens"],) = axes.plot(
                 K, [c["floor"] / c["iid"] for c in some], color="black", ls=(0, (1, 3))
             )
-        axes.axhline(1.0, color=styles.GUIDE, ls="--", lw=0.8, zorder=1)
+        handles[r"trace bound $\mathrm{tr}\,\Sigma/K$"] = axes.axhline(
+            1.0, color=styles.GUIDE, ls="--", lw=0.8, zorder=1
+        )
         axes.set_xscale("log")
         axes.set_yscale("log")
         # one token to all: at K = n the cache itself is left, and nothing is lost

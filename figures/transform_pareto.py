@@ -24,7 +24,9 @@ def _sources(results: dict[str, Any]) -> list[dict[str, Any]]:
 def draw(results: dict[str, Any], style: str) -> Any:
     sources = _sources(results)
     labels = list(dict.fromkeys(curve["label"] for source in sources for curve in source["curves"]))
-    looks = {label: styles.look(i) for i, label in enumerate(labels)}
+    looks = {
+        label: {**styles.look(i), "ls": "-" if i < len(styles.COLOURS) else "-."} for i, label in enumerate(labels)
+    }
     over = any(source["baseline"] for source in sources)
     figure, panels = styles.subplots(
         style, columns=len(sources), rows=1 + over, wide=True, ratio=0.36 if len(sources) == 1 else 0.75, squeeze=False, sharex="col",

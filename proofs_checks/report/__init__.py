@@ -1,15 +1,20 @@
-"""The ledger as one self-contained HTML page: no script, no network, pictures inline."""
+"""The ledger as one self-contained HTML page: no network, pictures inline, formulas as MathML, one small script for filters.
+
+Without the script everything is there and can be opened; the page forbids itself every request (Content-Security-Policy).
+"""
 
 from __future__ import annotations
 
 import base64
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from kvtheory import files
 from proofs_checks.ledger import order_for_reading
 from proofs_checks.papers import OWN
+from proofs_checks.report.formulas import rendered
 from proofs_checks.terminal import headline, mutants_line, number, pair
 
 
@@ -58,6 +63,33 @@ def relation(e: dict[str, Any]) -> str:
     return f"not {e['relation']}" if e["agrees"] is False else str(e["relation"])
 
 
+def command(ledger: dict[str, Any], record: dict[str, Any]) -> str:
+    """The command that checks one claim again as this run did."""
+    run = ledger["run"]
+    words = [
+        "--claim",
+        record["id"],
+        "--budget",
+        run["budget"],
+        "--seed",
+        str(run["seed"]),
+        "--cache",
+        ledger["cache_name"],
+    ]
+    return shlex.join(["kvtheory", "verify", *words])
+
+
+def overview(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The claims of one paper by what the first screen says of them: "fails", "holds" and "open" (not run, not settled)."""
+    groups: dict[str, list[dict[str, Any]]] = {"fails": [], "holds": [], "open": []}
+    for r in records:
+        kind = {"fails as stated": "fails", "holds": "holds", "holds under assumptions": "holds"}.get(
+            r["verdict"], "open"
+        )
+        groups[kind].append(r)
+    return groups
+
+
 def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
     """HTML of the ledger. figures: name -> (file, caption), those that were drawn."""
     import jinja2
@@ -67,15 +99,26 @@ def render(ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> str:
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters.update(
-        number=number, pair=pair, grouped=grouped, relation=relation, headline=headline, mutants=mutants_line
+        number=number,
+        pair=pair,
+        grouped=grouped,
+        relation=relation,
+        headline=headline,
+        mutants=mutants_line,
+        rendered=rendered,
+        overview=overview,
+        command=lambda record: command(ledger, record),
     )
     pictures = {name: (_inline(path), caption) for name, (path, caption) in figures.items()}
     records = order_for_reading(ledger["claims"])
+    of_claims = {r["figure"] for r in records}
     keys = sorted(dict.fromkeys(r["paper"] for r in ledger["claims"]), key=lambda key: key == OWN)
     by_paper = {key: [r for r in ledger["claims"] if r["paper"] == key] for key in keys}
     return environment.get_template("ledger.html").render(
-        ledger=ledger, records=records, own=OWN, by_paper=by_paper, pictures=pictures
-    )
+        ledger=ledger, records=records, own=OWN, by_paper=by_paper, pictures=pictures,
+        # the figure of the ledger itself says what this page says
+        others=[name for name in pictures if name not in of_claims and name != "ledger"],
+    )  # fmt: skip
 
 
 def write(path: Path, ledger: dict[str, Any], figures: dict[str, tuple[Path, str]]) -> None:

@@ -29,7 +29,7 @@ def results():
 
 
 @pytest.mark.parametrize("module", [codec_held_bits, rotation_codecs, kvquant_ablation], ids=lambda m: m.NAME)
-@pytest.mark.parametrize("style", ["paper", "slides"])
+@pytest.mark.parametrize("style", ["paper"])  # both: test_looks
 def test_whole(results, module, style):
     with styles.using(style):
         figure = module.draw(results[module], style)
