@@ -26,6 +26,7 @@ on this text; other texts are other sweeps.
     its = compare.calibration("emma.safetensors")              # another work, the same model
     codecs = compare.fit("AATC,MetricKLT", [2, 3], its, "report/compare/states")
     compare.at_equal_rate(summary, [2, 2.5], baseline="AATC")
+    compare.choose(on_another_text, summary, [1, 1.5, 2, 3])   # reference.compare.frontier
 """
 
 from reference.compare.equal_rate import (
@@ -37,7 +38,9 @@ from reference.compare.equal_rate import (
     write_equal_rates,
 )
 from reference.compare.fitted import Calibration, FittedCodec, calibration, fit, refuse_same_work, usable
+from reference.compare.frontier import Choice, Gain, Parts, choose, gains, parts, write_composition
 from reference.compare.ranking import RANKING_COLUMNS, Ranked, rank, write_ranking
+from reference.compare.seen import as_seen
 from reference.compare.sources import DTYPES, Source, Split, divide, source
 from reference.compare.specs import EVERY, Spec, specs
 from reference.compare.summary import (
@@ -62,25 +65,32 @@ __all__ = [
     "RANKING_COLUMNS",
     "TIMING_COLUMNS",
     "Calibration",
+    "Choice",
     "Curve",
     "EqualRate",
     "FittedCodec",
+    "Gain",
+    "Parts",
     "Point",
     "Ranked",
     "Source",
     "Spec",
     "Split",
     "Summary",
+    "as_seen",
     "at_equal_kept",
     "at_equal_rate",
     "at_held_bits",
     "calibration",
+    "choose",
     "codecs_at",
     "divide",
     "error_curves",
     "fit",
+    "gains",
     "host",
     "measure",
+    "parts",
     "picture",
     "plan",
     "rank",
@@ -90,6 +100,7 @@ __all__ = [
     "summarise",
     "usable",
     "write",
+    "write_composition",
     "write_equal_kept",
     "write_equal_rates",
     "write_ranking",

@@ -4,6 +4,9 @@
     state         of each (codec and the version of its sources, options, nominal rate, calibration, set of layers) a folder of its own, named by their hash:
                   layer-<index>.state where the codec's state is a tuple by layer, else whole.state; about.json, written last
 
+A chain "A > B" whose last stage B is fitted: B is fitted to what the stages before it leave of the calibration (reference.compare.seen), and
+the state is that of the Pipeline.
+
 A file layer-<index>.state is the state of that codec cut to one layer: a stream written with it is as long as with the whole state, and
 decodes to the same. `state_bytes` is that of the whole.
 """
@@ -27,8 +30,10 @@ from kvtheory import files
 from kvtheory.layer import Cache, Layer
 from reference.codec import Codec, codec_class, load
 from reference.compare import versions
+from reference.compare.seen import as_seen
 from reference.compare.sources import Source, open_cache, source
-from reference.compare.specs import Spec, options_at, specs
+from reference.compare.specs import Spec, named, options_at, specs
+from reference.pipeline import Pipeline
 
 __all__ = ["Calibration", "FittedCodec", "calibration", "fit", "refuse_same_work", "usable"]
 
@@ -100,7 +105,7 @@ class FittedCodec:
     """A fitted codec as tasks carry it: what it is, and the files of its state. `of` opens one.
 
     state: first 16 hex digits of the SHA-256 of the whole state; state_bytes: its length. files: index of a layer ("all": every layer) -> path and
-    SHA-256.
+    SHA-256. stage_ids: of a Pipeline, the names of its stages.
     """
 
     codec_id: str
@@ -110,14 +115,20 @@ class FittedCodec:
     calibration: str
     files: Mapping[int | str | None, tuple[str, str]]
     seconds: float = dataclasses.field(default=0.0, compare=False)
+    stage_ids: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[type[Codec], ...]:
+        """Of the codec; of a Pipeline its own and those of its stages, in order."""
+        return tuple(codec_class(name) for name in (self.codec_id, *self.stage_ids))
 
     @property
     def scope(self) -> str:
-        return codec_class(self.codec_id).scope
+        return self.classes[-1].scope
 
     @property
     def needs(self) -> frozenset[str]:
-        return codec_class(self.codec_id).needs
+        return frozenset().union(*(one.needs for one in self.classes))
 
     @property
     def bits(self) -> float | None:
@@ -173,7 +184,7 @@ def fit(
     groups: dict[str, tuple[Spec, Row, list[tuple[Any, Path]]]] = {}
     for spec in wanted:
         for options in options_at(spec, bits, seeds):
-            own = Path(folder) / _name(spec.name, options, its, indices)
+            own = Path(folder) / _name(spec, options, its, indices)
             asked.append((own, spec, options))
             if not (own / "about.json").is_file():
                 rest = {k: v for k, v in options.items() if k != "bits"}
@@ -219,12 +230,13 @@ def _said(spec: Spec, call: Callable[[], Any]) -> None:
         raise ValueError(f"codecs: {spec}: {problem}") from problem
 
 
-def _name(codec: str, options: Row, its: Calibration, layers: Sequence[int]) -> str:
-    version = versions.of_modules(codec_class(codec).__module__)
+def _name(spec: Spec, options: Row, its: Calibration, layers: Sequence[int]) -> str:
+    modules = {one.codec.__module__ for one in (spec, *spec.stages)} | ({as_seen.__module__} if spec.stages else set())
+    version = versions.of_modules(*sorted(modules))
     what = json.dumps(
-        [codec, options, its.source.digest, its.tokens, list(layers), version], sort_keys=True, default=repr
+        [spec.name, options, its.source.digest, its.tokens, list(layers), version], sort_keys=True, default=repr
     )
-    return f"{codec}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    return f"{spec.name}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 
 def _fit(
@@ -233,8 +245,14 @@ def _fit(
     """Fit at all rates and write their states."""
     start = time.perf_counter()
     cache = open_cache(its.source.path)
-    layers = Cache([lambda number=number: _cut(cache[number], its.tokens) for number in numbers.values()])  # type: ignore[misc]
+    front: tuple[Codec, ...] = ()
     make: Any = codec_class(codec)
+    chain = Spec(codec, options)
+    if chain.stages:
+        front, make, options = _before_last(chain)
+    layers = Cache(
+        [lambda number=number: as_seen(front, _cut(cache[number], its.tokens)) for number in numbers.values()]  # type: ignore[misc]
+    )
     if rates == [None]:
         found = [make.fit(layers, **options)]
     elif hasattr(make, "fit_rates"):
@@ -243,7 +261,18 @@ def _fit(
         found = [make.fit(layers, bits=b, **options) for b in rates]
     seconds = time.perf_counter() - start
     for one, folder in zip(found, folders, strict=True):
-        _write(one, Path(folder), its, seconds / len(found))
+        _write(Pipeline((*front, one)) if front else one, Path(folder), its, seconds / len(found))
+
+
+def _before_last(chain: Spec) -> tuple[tuple[Codec, ...], Any, Row]:
+    """Of a chain: the stages before the last one, the last one's class, its options. ValueError where another than the last is fitted."""
+    front = []
+    for i, stage in enumerate(chain.stages[:-1]):
+        if stage.fitted:
+            raise ValueError(f"stages: only the last one may be fitted to calibration data, {stage} is stage {i + 1}")
+        front.append(stage.make(**chain.given(i, chain.options)))
+    last = chain.stages[-1]
+    return tuple(front), last.codec, {**chain.given(len(front), chain.options), **last.options}
 
 
 def _cut(layer: Layer, tokens: int) -> Layer:
@@ -270,7 +299,8 @@ def _write(codec: Codec, folder: Path, its: Calibration, seconds: float) -> None
         written.append([index, name, hashlib.sha256(part.state).hexdigest()])
     about = {
         "codec": codec.codec_id,
-        "parameters": json.loads(json.dumps(codec.parameters, default=repr)),
+        "parameters": json.loads(json.dumps(named(codec), default=repr)),
+        "stages": [stage.codec_id for stage in codec.stages] if isinstance(codec, Pipeline) else [],
         "state": hashlib.sha256(codec.state).hexdigest()[:16],
         "state_bytes": codec.state_bytes,
         "calibration": its.name,
@@ -283,6 +313,8 @@ def _write(codec: Codec, folder: Path, its: Calibration, seconds: float) -> None
 
 def _by_layer(codec: Codec) -> dict[int | str | None, Codec]:
     """The codec cut to each layer, where its state is a tuple of what was fitted by layer (`.index`); else "all" of it."""
+    if isinstance(codec, Pipeline):
+        return {index: Pipeline((*codec.stages[:-1], last)) for index, last in _by_layer(codec.last).items()}
     kept = [f.name for f in dataclasses.fields(codec) if "state" in f.metadata]  # type: ignore[arg-type]
     if codec.scope == "layer" and len(kept) == 1:
         entries = getattr(codec, kept[0])
@@ -296,4 +328,5 @@ def _read(folder: Path) -> FittedCodec:
     return FittedCodec(
         about["codec"], about["parameters"], about["state"], about["state_bytes"], about["calibration"],
         {index: (str((folder / name).resolve()), digest) for index, name, digest in about["files"]}, about["seconds"],
+        tuple(about.get("stages", ())),
     )  # fmt: skip

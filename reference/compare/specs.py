@@ -54,8 +54,8 @@ class Spec:
 
     @property
     def fitted(self) -> bool:
-        """Whether it is made by `fit` from calibration data."""
-        return hasattr(self.codec, "fit")
+        """Whether it is made by `fit` from calibration data; a chain, whether one of its stages is."""
+        return hasattr(self.codec, "fit") or any(stage.fitted for stage in self.stages)
 
     @property
     def stages(self) -> tuple[Spec, ...]:
@@ -69,16 +69,20 @@ class Spec:
         return name not in self.options and name in inspect.signature(self.codec).parameters
 
     def make(self, **given: Any) -> Codec:
-        """The codec, with what is given of `bits` and `seed` beside its options; raises what its constructor raises."""
+        """The codec, with what is given of `bits` and `seed` beside its options; raises what its constructor raises.
+
+        One that is fitted is bare: it names its parameters and encodes nothing.
+        """
         if not self.stages:
             return self.codec(**{**given, **self.options})
-        own: list[Codec] = []
-        for stage in self.stages:
-            if stage.fitted:
-                raise ValueError(f"{stage.name} is fitted to calibration data; in a chain it is given from Python")
-            names = ("bits", "seed") if stage is self.stages[-1] else ("seed",)
-            own.append(stage.make(**{n: given[n] for n in names if n in given and stage.takes(n)}))
+        own = [stage.make(**self.given(i, given)) for i, stage in enumerate(self.stages)]
         return self.codec(tuple(own))  # type: ignore[call-arg]
+
+    def given(self, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a chain: what stage `number` takes of `bits` and `seed` among `options`; the rate is the last one's."""
+        stage = self.stages[number]
+        names = ("bits", "seed") if number + 1 == len(self.stages) else ("seed",)
+        return {n: options[n] for n in names if n in options and stage.takes(n)}
 
     def __str__(self) -> str:
         if self.stages:

@@ -41,9 +41,10 @@ class Named(Protocol):
 
 def of_codec(codec: Codec | Named, run: Callable[..., Any] | None = None) -> str:
     """Version of the numbers that `run` makes of a codec; run None: of the codec's own, as of a state that it was fitted to."""
-    modules = {type(one).__module__ for one in _parts(codec)} if isinstance(codec, Codec) else set()
-    if not modules:
-        modules = {codec_class(codec.codec_id).__module__}
+    if isinstance(codec, Codec):
+        modules = {type(one).__module__ for one in _parts(codec)}
+    else:
+        modules = {one.__module__ for one in getattr(codec, "classes", (codec_class(codec.codec_id),))}
     return of_modules(*sorted(modules), *([run.__module__] if run is not None else []))
 
 

@@ -474,15 +474,15 @@ def test_the_command_fits_resumes_and_compares_at_equal_rates(tested, other, tmp
     ],
 )
 def test_what_is_wrong_with_a_calibration_is_said(arguments, said, tested, other, tmp_path, here, monkeypatch):  # noqa: F811
-    from kvtheory.cli import compare as program
+    from kvtheory.cli import captured as program
 
     tiny = write(tmp_path / "tiny.safetensors", text="emma", tokens=WORDS[200:296], model="tiny")
     paths = {"TESTED": tested, "OTHER": other, "TINY": tiny}
     source = [] if "--model" in arguments else ["--cache", tested]
     if "--model" in arguments:  # the test text is captured, the calibration is not
-        true = program._captured
+        true = program.captured
         monkeypatch.setattr(
-            program, "_captured", lambda c, o, m, words, n: tested if words.id == "hamlet" else true(c, o, m, words, n)
+            program, "captured", lambda c, o, m, words, n: tested if words.id == "hamlet" else true(c, o, m, words, n)
         )
     code, output = command(
         *source, "--codecs", "MetricKLT", *(paths.get(a, a) for a in arguments), "--out", tmp_path / "out"

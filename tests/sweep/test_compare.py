@@ -567,11 +567,11 @@ def test_a_cache_file_and_its_panel(tmp_path, here):
 
 
 def test_two_curves_are_compared_at_equal_held_bits(file, tmp_path):
-    from kvtheory.cli.compare import _equal_rates
+    from kvtheory.cli.printed import lines_at_equal_rates
 
     codecs = [reference.TurboQuant(bits=b, rotation=r) for r in ("hadamard", "haar") for b in (2, 4)]
     (summary,) = compare.summarise(rows_of(compare.source(file), codecs))
-    (line,) = _equal_rates(summary)
+    (line,) = lines_at_equal_rates(summary)
     assert "error of TurboQuant(rotation=haar) / TurboQuant = " in line and "log2 error interpolated" in line
 
 
@@ -599,9 +599,9 @@ def test_bad_options_are_said(arguments, said, tmp_path):
 
 
 def test_capture_has_a_process_of_its_own():
-    from kvtheory.cli.compare import _alone
+    from kvtheory.cli.captured import alone
 
-    assert _alone(os.getpid) != os.getpid()
+    assert alone(os.getpid) != os.getpid()
 
 
 def test_a_model_is_captured_once_and_run_on_the_compressed_prefix(tmp_path, here, monkeypatch):
@@ -610,7 +610,7 @@ def test_a_model_is_captured_once_and_run_on_the_compressed_prefix(tmp_path, her
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     from kvtheory import models
-    from kvtheory.cli import compare as program
+    from kvtheory.cli import captured as program
     from kvtheory.models.runner import Runner
     from tests.models import tiny
 
@@ -622,7 +622,7 @@ def test_a_model_is_captured_once_and_run_on_the_compressed_prefix(tmp_path, her
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     options = ["--model", tmp_path / "model", "--text", tmp_path / "text.txt", "--bits", "3", "--no-figures"]
     options += ["--out", tmp_path / "out"]
-    monkeypatch.setattr(program, "_alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(program, "alone", lambda function, *arguments: function(*arguments))
     code, said = command(*options)
     assert (
         code == 0 and "capturing" in said and "1,024 tokens as float16, 512 held-out queries in 8 segments" in said

@@ -305,8 +305,8 @@ def test_passkey_is_the_runner_s_and_paired(question, model, its_source, monkeyp
 
     from rich.console import Console
 
-    from kvtheory.cli import compare as program
     from kvtheory.cli import find_key
+    from kvtheory.cli import printed as program
     from kvtheory.models import capture, passkey, texts
 
     monkeypatch.setattr(texts, "text", lambda name: FILLER)
@@ -350,7 +350,7 @@ def test_passkey_is_the_runner_s_and_paired(question, model, its_source, monkeyp
     assert next(f for f in found if f.codec == "Full").gain_bits is None  # no `keep` of its own to compare at
 
     written = StringIO()
-    program._passkey_table(Console(file=written, width=300), found)
+    program.passkey_table(Console(file=written, width=300), found)
     assert f"passkey, 3 samples, question {question}: the full cache finds" in written.getvalue()
     assert "the full cache misses" in written.getvalue()  # a random model finds nothing
 

@@ -126,12 +126,14 @@ def test_a_changed_codec_runs_its_own_tasks_again_and_no_others(file, tmp_path, 
 def test_states_of_a_changed_codec_are_fitted_again(file, tmp_path, sources, monkeypatch):  # noqa: F811
     its = compare.calibration(file)
     spec = "AATC(window=0, protected=0)"
-    names = {fitted._name("AATC", {}, its, [3]), fitted._name("KVTC", {}, its, [3])}
+    names = {fitted._name(compare.Spec("AATC"), {}, its, [3]), fitted._name(compare.Spec("KVTC"), {}, its, [3])}
     monkeypatch.setattr(versions, "of_modules", lambda *asked: "new" if "reference.aatc" in asked else "these")
-    changed = {fitted._name("AATC", {}, its, [3]), fitted._name("KVTC", {}, its, [3])}
+    changed = {fitted._name(compare.Spec("AATC"), {}, its, [3]), fitted._name(compare.Spec("KVTC"), {}, its, [3])}
     assert len(names & changed) == 1 and next(iter(names & changed)).startswith("KVTC")
     (own,) = compare.fit(spec, [2], its, tmp_path / "states", layers=[3])
-    assert Path(own.files[3][0]).parent.name == fitted._name("AATC", {"bits": 2, "window": 0, "protected": 0}, its, [3])
+    assert Path(own.files[3][0]).parent.name == fitted._name(
+        compare.Spec("AATC"), {"bits": 2, "window": 0, "protected": 0}, its, [3]
+    )
     shutil.rmtree(tmp_path / "states")
 
 
