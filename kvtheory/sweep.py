@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 from kvtheory import checks, files
 
-__all__ = ["Task", "executor", "run", "stage"]
+__all__ = ["Task", "executor", "finished", "processes", "run", "stage"]
 
 Row = dict[str, Any]
 Progress = Callable[[int, int, "Task"], None]
@@ -63,16 +66,49 @@ def stage(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def processes(jobs: int, context: BaseContext | None = None) -> Iterator[Executor]:
+    """`jobs` worker processes of this machine, which never outlive the block: ended at once where it raises (Ctrl-C), and by
+    themselves where this process is killed.
+
+    context: of multiprocessing; default its own default. ValueError for fewer than one.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs: expected at least 1, got {jobs}")
+    with _Processes(jobs, mp_context=context, initializer=_begin) as pool:
+        try:
+            yield pool
+        except BaseException:
+            # what they have in hand nobody will read; waiting for it would be waiting for the longest task
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.kill()
+            raise
+
+
+class _Processes(ProcessPoolExecutor):
+    """Of `processes`, which ends its tasks itself: a cancelled future in a pool whose workers died makes its thread print a traceback."""
+
+
+def _begin() -> None:
+    """A worker: Ctrl-C reaches the whole process group, and the parent decides; without the parent it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
 def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
     """`jobs` processes, or with `scheduler` ("tcp://host:port", or "local" for a Dask cluster on this machine) a Dask cluster's.
 
     The extra `sweep` brings Dask; ModuleNotFoundError says so where it is absent.
     """
     if scheduler is None:
-        if jobs < 1:
-            raise ValueError(f"jobs: expected at least 1, got {jobs}")
-        # Ctrl-C reaches the whole process group: the parent decides, workers finish or are ended by it without tracebacks
-        with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        with processes(jobs) as pool:
             yield pool
         return
     try:
@@ -83,7 +119,11 @@ def executor(jobs: int = 1, scheduler: str | None = None) -> Iterator[Executor]:
         ) from None
     options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None} if scheduler == "local" else {}
     with Client(None if scheduler == "local" else scheduler, **options) as client, client.get_executor() as pool:
-        yield pool
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False)  # cancels what waits; what runs is not waited for
+            raise
 
 
 def run(
@@ -109,11 +149,7 @@ def run(
             raise ValueError(f"folder: {', '.join(changed)} changed since the sweep in {folder}; choose another folder")
     else:
         _write(stamp, same)
-    kept: dict[str, dict[str, Any]] = {}
-    for name in names:
-        path = folder / "tasks" / f"{name}.json"
-        if path.is_file():
-            kept[name] = json.loads(path.read_text(encoding="utf-8"))
+    kept = {task.name: record for task in tasks if (record := finished(folder, task)) is not None}
     waiting: dict[Future[tuple[list[Row], dict[str, float]]], Task] = {}
     try:
         for task in tasks:
@@ -123,17 +159,35 @@ def run(
             task = waiting[future]
             rows, seconds = future.result()
             record = {"rows": [{**task.key, **row} for row in rows], "timing": seconds}
-            _write(folder / "tasks" / f"{task.name}.json", record)
+            _write(_file(folder, task), record)
             kept[task.name] = json.loads(json.dumps(record))
             if progress is not None:
                 progress(len(kept), len(tasks), task)
     except BaseException:
-        for future in waiting:
+        for future in () if isinstance(pool, _Processes) else waiting:
             future.cancel()
         raise
     rows = [row for name in names for row in kept[name]["rows"]]
     timings = [{**task.key, **kept[name]["timing"]} for task, name in zip(tasks, names)]
     return rows, timings
+
+
+def finished(folder: str | os.PathLike[str], task: Task) -> dict[str, Any] | None:
+    """{"rows": the task's rows, "timing": seconds by name} of a task finished in `folder`; None where there is no such file, or not a whole one."""
+    try:
+        record = json.loads(_file(Path(folder), task).read_text(encoding="utf-8"))
+    except (
+        FileNotFoundError,
+        ValueError,
+        RecursionError,
+    ):  # a file that something else damaged: the task is done again
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("rows"), list) and isinstance(record.get("timing"), dict)
+    return record if whole and all(isinstance(row, dict) for row in record["rows"]) else None
+
+
+def _file(folder: Path, task: Task) -> Path:
+    return folder / "tasks" / f"{task.name}.json"
 
 
 def _timed(function: Callable[..., list[Row]], arguments: tuple[Any, ...]) -> tuple[list[Row], dict[str, float]]:

@@ -130,10 +130,28 @@ def _file(claim_id: str) -> str:
     return claim_id.replace("/", "--") + ".json"
 
 
-class Store:
-    """The output folder of one run."""
+def _saved(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(run, claim record) of a file of claims/; ValueError naming the file for anything else."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        run, record = saved["run"], saved["claim"]
+        if not isinstance(run, dict) or _file(record["id"]) != path.name or not isinstance(record["as_expected"], bool):
+            raise ValueError("another claim's name, or no verdict")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(
+            f"--resume: {path} is no claim of a run ({type(problem).__name__}: {problem}); remove it"
+        ) from None
+    return run, record
 
-    def __init__(self, out: Path, context: Context, *, resume: bool) -> None:
+
+class Store:
+    """The output folder of one run.
+
+    resume: continue the run in it; ValueError where that ran on another cache, seed, budget or, but for by_claim, other sources. by_claim: other
+    sources are no hindrance (`proofs_checks.tasks` knows which claims they touch); what was recorded under them is removed here.
+    """
+
+    def __init__(self, out: Path, context: Context, *, resume: bool, by_claim: bool = False) -> None:
         self.out, self.context, self.key = out, context, run_key(context)
         self.records: dict[str, dict[str, Any]] = {}
         started = out / "claims"
@@ -141,29 +159,42 @@ class Store:
             if not started.is_dir():
                 raise ValueError(f"--resume {out}: no interrupted run there (it has no claims/ folder)")
             for path in sorted(started.glob("*.json")):
-                saved = json.loads(path.read_text(encoding="utf-8"))
-                if saved["run"] != self.key:
-                    changed = [k for k in self.key if saved["run"].get(k) != self.key[k]]
+                run, record = _saved(path)
+                changed = [k for k in self.key if run.get(k) != self.key[k]]
+                if by_claim and changed == ["sources"]:
+                    for stale in (path, *(out / "data").glob(f"*/{path.name}")):
+                        stale.unlink()
+                elif changed:
                     raise ValueError(
                         f"--resume {out}: {', '.join(changed)} changed since that run; start anew without --resume"
                     )
-                self.records[saved["claim"]["id"]] = saved["claim"]
+                else:
+                    self.records[record["id"]] = record
         else:
-            for path in [*started.glob("*.json"), *(out / "data").glob("*/*.json")]:
+            # nothing is remembered between runs
+            (out / "ledger.json").unlink(missing_ok=True)  # first: what is left of a run without it is no result
+            for path in [
+                *started.glob("*.json"),
+                *(out / "data").glob("*/*.json"),
+                *(out / "finished").rglob("*.json"),
+            ]:
                 path.unlink()
-            (out / "ledger.json").unlink(missing_ok=True)
         started.mkdir(parents=True, exist_ok=True)
 
     def add(self, outcome: Outcome) -> dict[str, Any]:
         """Keep one finished claim and the data of its pictures."""
-        record = claim_record(outcome)
-        for picture in outcome.pictures:
+        return self.keep(claim_record(outcome), [(picture.figure, plain(picture.data)) for picture in outcome.pictures])
+
+    def keep(self, record: dict[str, Any], pictures: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """The same of a record as the ledger has it, and (figure, plain data) of its pictures."""
+        file = _file(record["id"])
+        for figure, data in pictures:
             write_json(
-                self.out / "data" / picture.figure / _file(outcome.claim.id),
-                {"claim": outcome.claim.id, "figure": picture.figure, "run": self.key, "data": plain(picture.data)},
+                self.out / "data" / figure / file,
+                {"claim": record["id"], "figure": figure, "run": self.key, "data": data},
             )
-        write_json(self.out / "claims" / _file(outcome.claim.id), {"run": self.key, "claim": record})
-        self.records[outcome.claim.id] = record
+        write_json(self.out / "claims" / file, {"run": self.key, "claim": record})
+        self.records[record["id"]] = record
         return record
 
     def finish(self, claims: Sequence[Claim], registered: int) -> dict[str, Any]:

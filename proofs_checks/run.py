@@ -6,9 +6,9 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from kvtheory import sweep
 from proofs_checks.claim import Claim, Mutant, Verdict
 from proofs_checks.context import Context
 from proofs_checks.evidence import Evidence, NotRun, Picture
@@ -134,16 +134,11 @@ def run_all(
     # Forked workers inherit the cache and any replaced function; a claim travels by its place in the list, since checks do not pickle.
     global _forked
     _forked = (claims, context)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+    with sweep.processes(jobs, multiprocessing.get_context("fork")) as pool:
         futures = [pool.submit(_run_forked, i) for i in range(len(claims))]
-        try:
-            for claim, future in zip(claims, futures):
-                progress(claim.id, "waiting for its worker")
-                outcome = future.result()
-                done(replace(outcome, claim=claim))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for claim, future in zip(claims, futures):
+            progress(claim.id, "waiting for its worker")
+            done(replace(future.result(), claim=claim))
 
 
 _forked: tuple[Sequence[Claim], Context] | None = None

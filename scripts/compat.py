@@ -1,4 +1,4 @@
-"""Test reference.hf with the two minor versions of transformers before the pinned one, each in a venv of its own. `make test-compat`
+"""Test what meets transformers with the two minor versions of it before the pinned one, each in a venv of its own. `make test-compat`
 
     python scripts/compat.py FOLDER [pytest arguments]
 
@@ -16,7 +16,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/reference/hf",)
+#: all tests that import transformers: capture, runner and loading; the cache for `generate`
+TESTS = ("tests/models", "tests/reference/hf")
 
 
 def versions() -> list[str]:

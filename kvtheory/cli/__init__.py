@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -40,14 +42,31 @@ def _root(
     pass
 
 
-app.command("verify")(_verify.verify)
-app.command("compare")(_compare.compare)
-app.command("inspect")(_inspect.inspect)
-app.command("conform")(_conform.conform)
-app.command("import")(_import.import_)
+def _plainly(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command; what ends it outside its own care (Ctrl-C, a full disk) is said in a sentence."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            typer.echo("\ninterrupted; every file that is there is whole")
+            raise typer.Exit(130) from None
+        except OSError as problem:
+            typer.echo(f"\nnot finished: {problem}; every file that is there is whole")
+            raise typer.Exit(1) from None
+
+    return run
+
+
+app.command("verify")(_plainly(_verify.verify))
+app.command("compare")(_plainly(_compare.compare))
+app.command("inspect")(_plainly(_inspect.inspect))
+app.command("conform")(_plainly(_conform.conform))
+app.command("import")(_plainly(_import.import_))
 app.add_typer(_models.app, name="models")
-app.command("capture")(_capture.capture)
-app.command("figures")(_figures.figures)
+app.command("capture")(_plainly(_capture.capture))
+app.command("figures")(_plainly(_figures.figures))
 
 
 def main() -> None:

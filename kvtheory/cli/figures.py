@@ -21,6 +21,9 @@ def figures(
 
     try:
         drawn = package.draw(results, names=names or None, formats=tuple(format.split(",")), style=style)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; figures drawn so far are whole, the same command draws them all")
+        raise typer.Exit(130) from None
     except (ValueError, OSError) as problem:
         raise typer.BadParameter(str(problem)) from None
     for figure in drawn:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from proofs_checks.claim import Claim
+    from proofs_checks.context import Context
+    from proofs_checks.ledger import Store
 
 
 class Budget(StrEnum):
@@ -31,6 +39,7 @@ def load_cache(name: str) -> Any:
 
 
 def verify(
+    ctx: typer.Context,
     claim: Annotated[
         list[str] | None, typer.Option("--claim", help="Only claims whose id matches this GLOB; repeatable.")
     ] = None,
@@ -46,15 +55,27 @@ def verify(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="Claims as content-addressed tasks: on a Dask cluster, tcp://HOST:PORT (its workers must see --cache) or local, or on --jobs processes: "
+            "here. With --resume, a changed source file then costs only the claims that depend on it."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the interrupted run in this folder, same options and sources.")
     ] = None,
     draw: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw the figures into the report.")] = True,
 ) -> None:
     """Check every claim of the papers; exit status 1 if a verdict is not the expected one or a mutant survives."""
+    if scheduler is not None:
+        # before NumPy is loaded: workers do not fight for cores, and sums are the same for any number of them
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(variable, "1")
     from rich.console import Console
 
     import proofs_checks
+    from kvtheory import files
     from proofs_checks import ledger as ledgers
     from proofs_checks import report, terminal
     from proofs_checks.context import Context
@@ -74,37 +95,58 @@ def verify(
     try:
         # a selection never takes the place of the whole ledger
         folder = resume or out or Path("report/selected" if claim else "report")
-        store = ledgers.Store(folder, context, resume=resume is not None)
-    except ValueError as problem:
+        if resume is None or folder.is_dir():
+            ctx.with_resource(files.locked(folder))
+        store = ledgers.Store(folder, context, resume=resume is not None, by_claim=scheduler is not None)
+    except (ValueError, OSError) as problem:
         raise typer.BadParameter(str(problem)) from None
     out = store.out
-    todo = [c for c in chosen if c.id not in store.records]
-    console.print(
-        f"{len(chosen)} claims, budget {budget.value}, seed {seed}, real cache {cache}"
-        + (f"; {len(chosen) - len(todo)} finished before" if len(todo) < len(chosen) else "")
-    )
     start = time.perf_counter()
-    finished = len(chosen) - len(todo)
+    total = len(chosen)
     status = console.status("") if console.is_terminal else None
 
     def progress(claim_id: str, doing: str) -> None:
         if status is not None:
-            status.update(f"[{finished}/{len(chosen)}] {claim_id}: {doing}")
+            status.update(f"[{len(store.records)}/{total}] {claim_id}: {doing}")
 
     def done(outcome: Outcome) -> None:
-        nonlocal finished
-        finished += 1
         console.print(terminal.line(store.add(outcome)))
+
+    def said(todo: Sequence[Claim]) -> None:
+        console.print(
+            f"{total} claims, budget {budget.value}, seed {seed}, real cache {cache}"
+            + (f"; {total - len(todo)} finished before" if len(todo) < total else "")
+        )
 
     try:
         if status is not None:
             status.start()
-        run_all(todo, context, progress, done, jobs=jobs)
+        todo = [c for c in chosen if c.id not in store.records]
+        if scheduler is None:
+            said(todo)
+            run_all(todo, context, progress, done, jobs=jobs)
+        else:
+            _sweep(
+                todo,
+                context,
+                store,
+                jobs,
+                scheduler,
+                said,
+                progress,
+                lambda record: console.print(terminal.line(record)),
+            )
     except KeyboardInterrupt:
         console.print(
-            f"\ninterrupted after {finished} of {len(chosen)} claims; continue with --resume {out} and the same options"
+            f"\ninterrupted after {len(store.records)} of {total} claims; continue with --resume {out} and the same options"
         )
         raise typer.Exit(130) from None
+    except (OSError, ImportError, RuntimeError) as problem:  # a full disk, no Dask, workers with other sources
+        console.print(
+            f"\nnot finished: {problem}; {len(store.records)} of {total} claims are in {out}, continue with --resume {out}",
+            markup=False,
+        )
+        raise typer.Exit(1) from None
     finally:
         if status is not None:
             status.stop()
@@ -124,3 +166,41 @@ def verify(
         f"{time.perf_counter() - start:.0f} s"
     )
     raise typer.Exit(0 if ledgers.succeeded(ledger) else 1)
+
+
+#: content-addressed claims of a run, in its folder
+FINISHED = "finished"
+
+
+def _sweep(
+    claims: Sequence[Claim],
+    context: Context,
+    store: Store,
+    jobs: int,
+    scheduler: str,
+    said: Callable[[Sequence[Claim]], None],
+    progress: Callable[[str, str], None],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """The claims as tasks on an executor; each record goes into the store as it comes, in the order of the ledger for those that were there."""
+    from kvtheory import sweep
+    from proofs_checks import tasks
+
+    folder = store.out / FINISHED
+    planned = tasks.plan(claims, context)
+    tasks.forget_unsettled(folder, planned)
+    for task in planned:
+        if (found := tasks.kept(folder, task)) is not None:
+            store.keep(*found)
+    todo = [(claim, task) for claim, task in zip(claims, planned) if claim.id not in store.records]
+    said([claim for claim, _ in todo])
+
+    def done(finished: int, total: int, task: sweep.Task) -> None:
+        found = tasks.kept(folder, task)
+        assert found is not None, task.key  # it was written a moment ago
+        show(store.keep(*found))
+        progress(str(task.key["claim"]), f"finished, {total - finished} to go")
+
+    if todo:
+        with sweep.executor(min(jobs, len(todo)), None if scheduler == "here" else scheduler) as pool:
+            sweep.run([task for _, task in todo], pool, folder, same={}, progress=done)

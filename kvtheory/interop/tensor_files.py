@@ -19,6 +19,7 @@ class Safetensors:
     """The tensors of a .safetensors by name; each is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
+        import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16, which safetensors asks it for
         from safetensors import SafetensorError, safe_open
 
         self.path, self._error = path, SafetensorError

@@ -230,6 +230,7 @@ class _Stored:
 
 
 def _open(path: Path) -> Any:
+    import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16, which safetensors asks it for
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -243,7 +244,13 @@ def _read(file: Any, path: Path, name: str, checksums: dict[str, int]) -> NDArra
 
     try:
         array: NDArray[Any] = file.get_tensor(name)
-    except (SafetensorError, OSError, ValueError) as problem:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as problem:  # the last two: a type that NumPy has not
         raise CorruptCache(f"{path}: cannot read tensor {name!r} ({problem})") from None
     if crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) != checksums.get(name):
         raise CorruptCache(f"{path}: tensor {name!r} does not have the checksum that its header states")

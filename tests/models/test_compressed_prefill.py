@@ -72,7 +72,7 @@ def test_keys_and_values_are_those_of_the_model_under_masks(name, attention):
     ]
     cache = transformers.DynamicCache()
     with torch.no_grad():
-        model.base_model(input_ids=torch.from_numpy(IDS)[None], cache=cache, use_cache=True)
+        model.base_model(input_ids=torch.from_numpy(IDS)[None], **{tiny.CACHE: cache}, use_cache=True)
     for hook in hooks:
         hook.remove()
     assert [index for index, _ in seen] == [0, 1] and len(found) == 2

@@ -92,9 +92,11 @@ def by_hand(model, ids, prefix, blocks):
     """The plain run on the runner's plan, written with transformers alone."""
     cache, found = DynamicCache(), []
     with torch.no_grad():
-        model.base_model(input_ids=torch.from_numpy(ids[:prefix])[None], cache=cache, use_cache=True)
+        model.base_model(input_ids=torch.from_numpy(ids[:prefix])[None], **{tiny.CACHE: cache}, use_cache=True)
         for start in range(prefix, len(ids), blocks):
-            out = model(input_ids=torch.from_numpy(ids[start : start + blocks])[None], cache=cache, use_cache=True)
+            out = model(
+                input_ids=torch.from_numpy(ids[start : start + blocks])[None], **{tiny.CACHE: cache}, use_cache=True
+            )
             found.append(out.logits[0].numpy())
     return np.concatenate(found)
 

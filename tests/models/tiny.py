@@ -1,11 +1,15 @@
 """Random two-layer models of several architectures: small enough for a test, with attention far from uniform."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 101
+#: what a model's forward calls its cache; renamed in transformers 5.24
+CACHE = ({"cache", "past_key_values"} & set(inspect.signature(transformers.LlamaForCausalLM.forward).parameters)).pop()
 _COMMON = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "max_position_embeddings": 64, "pad_token_id": 0}
 _LLAMA = {
     "hidden_size": 24,
