@@ -14,7 +14,7 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.t
 # an index set-up with unused entries makes pip repeat itself dozens of times
 HUSH = 2> >(grep -v "^WARNING: Location" >&2)
 
-.PHONY: help verify test test-report test-compat figures bench lint fuzz docs faults supply sanitize clean
+.PHONY: help verify test test-report test-compat figures bench lint fuzz docs power certify adversary mutation numerics faults supply sanitize clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
@@ -57,6 +57,22 @@ lint: $(VENV)/all.stamp ## ruff, mypy, import-linter
 fuzz: $(VENV)/all.stamp ## coverage-guided fuzzing of all readers of bytes for T seconds in all  (T=60; a target's name in ARGS: that one alone)
 	@$(PIP) -e '.[fuzz]' $(HUSH)
 	$(RUN) -m tests.fuzz.every $(T) $(ARGS)
+
+power: $(VENV)/base.stamp ## the same slips for the functions of every claim, 7 minutes  (ARGS="--share 8": an eighth; ARGS="--claim 'risk/*'")
+	$(RUN) -m proofs_checks.power $(ARGS)
+
+certify: $(VENV)/base.stamp ## inequalities of the ledger, proved on small instances in ball arithmetic
+	$(RUN) -m proofs_checks.certified $(ARGS)
+
+adversary: $(VENV)/all.stamp ## gradient ascent against the inequalities for T seconds; keeps the worst instances
+	$(RUN) -m tests.adversary.search --seconds $(T) $(ARGS)
+
+mutation: $(VENV)/all.stamp ## mutants of the sources, T seconds of them; goes on where it stopped
+	@$(PIP) -c constraints-mutation.txt -e '.[mutation]' $(HUSH)
+	$(RUN) -m tests.mutation.run --seconds $(T) $(ARGS)
+
+numerics: $(VENV)/all.stamp ## same streams and verdicts under other threads and BLAS kernels  (ARGS="--python LABEL=INTERPRETER")
+	$(RUN) -m tests.numerics.run $(ARGS)
 
 faults: $(VENV)/all.stamp ## kill -9, full disk, read-only folder, two at once, Ctrl-C: what every command leaves behind
 	$(RUN) -m tests.faults $(ARGS)
