@@ -184,7 +184,9 @@ def _mounted(base: Path) -> Path | None:
     )
 
 
-def interrupted(command: Command, folder: Path, moments: Sequence[int], least: int = 0) -> tuple[float, str]:
+def interrupted(
+    command: Command, folder: Path, moments: Sequence[int], least: int = 0, settled: float = SETTLED
+) -> tuple[float, str]:
     """(seconds of the slowest, last line of one): Ctrl-C when so many events were seen, to the whole session. least: processes that it must have then."""
     slowest, last = 0.0, ""
     for at in moments:
@@ -197,7 +199,7 @@ def interrupted(command: Command, folder: Path, moments: Sequence[int], least: i
         while not (counted.exists() and int(counted.read_text() or 0) >= at and len(session(pid)) >= least):
             assert time.monotonic() - began < PATIENCE and os.waitpid(pid, os.WNOHANG) == (0, 0), (at, log.read_text())
             time.sleep(0.002)
-        time.sleep(SETTLED)
+        time.sleep(settled)
         os.killpg(pid, signal.SIGINT)
         ended = end(pid, log)
         assert ended.status == 130, (at, ended)
